@@ -1,0 +1,67 @@
+# `make test` and `make demo` need nothing but Python 3.11 or newer: they make .venv, install into it, and run.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# -qq: errors only. The constraints go with every call, so that no later one replaces torch.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints/ci.txt
+READY := .venv/.ready
+DEV := .venv/.ready-dev
+
+.PHONY: help demo test test-slow check lint types format bench install clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo       the main job on a small data set: a table and a figure, in a minute"
+	@echo "make test       the tests, doctests included, that take seconds"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make check      lint + types + test, what must pass before a change goes in"
+	@echo "make lint       ruff: rules and format;    make format  mends what can be mended"
+	@echo "make types      mypy, strict, on src"
+	@echo "make bench      the benchmarks in their quick form"
+	@echo "make install    only make .venv;           make clean   remove it and all caches"
+
+demo: $(READY)
+	$(BIN)/ritz demo
+
+test: $(DEV)
+	$(BIN)/python -m pytest
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -m slow --timeout=1800
+
+check: lint types test
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV)
+	@set -e; for file in $(wildcard benchmarks/*.py); do echo "$$file"; $(BIN)/python "$$file" --quick; done
+
+install: $(DEV)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+# What the package needs at run time. The version of pip is raised first: dependency groups came with pip 25.1.
+$(READY): pyproject.toml constraints/ci.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "ritz needs Python 3.11 or newer, and " \
+	  + sys.executable + " is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
+	@echo "installing into .venv (once; a minute or two)"
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) pip
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
+
+# What tests and checks need besides.
+$(DEV): $(READY) constraints/oracles.txt
+	@$(INSTALL) --group test --group lint
+	@$(INSTALL) --no-deps -r constraints/oracles.txt
+	@touch $@

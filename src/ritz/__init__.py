@@ -1,0 +1,112 @@
+"""The curvature of a neural network's loss: measured matrix-free, with error bars, and put to use.
+
+A model, a loss and data make a `Risk`; a `Hessian` or another operator multiplies vectors by its curvature without
+forming the matrix; one Lanczos run gives the spectrum and what follows from it, each number with its error.
+
+    >>> model = torch.nn.Linear(3, 1, bias=False)
+    >>> X, y = torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.zeros(3, 1)
+    >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (X, y))
+    >>> H = ritz.Hessian(risk)  # (2 / 3) diag(1, 4, 9), here known in advance
+    >>> H @ torch.ones(3)
+    tensor([0.6667, 2.6667, 6.0000])
+    >>> ritz.top_eigenpairs(H, k=1).values
+    tensor([6.0000]...)
+    >>> spectrum = ritz.spectrum(H, num_steps=3, num_probes=4, seed=0)
+    >>> print(f"{float(spectrum.trace.value):.3f}")
+    9.333
+
+Nothing but this table is loaded at first: a name brings in its module, and with it torch, when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ritz import losses, operators, testing
+    from ritz.estimators.noise import curvature_noise
+    from ritz.estimators.samples import sample_traces
+    from ritz.estimators.spectrum import Spectrum, spectrum
+    from ritz.estimators.trace import diagonal, frobenius_norm, logdet, trace
+    from ritz.krylov.eigen import top_eigenpairs
+    from ritz.krylov.solve import solve
+    from ritz.losses import Loss
+    from ritz.operators.base import Operator
+    from ritz.operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
+    from ritz.operators.hessian import Hessian
+    from ritz.plan import Plan
+    from ritz.results import Estimate, load
+    from ritz.risk import Risk
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GGN",
+    "EmpiricalFisher",
+    "Estimate",
+    "Fisher",
+    "GradientCovariance",
+    "Hessian",
+    "Loss",
+    "Operator",
+    "Plan",
+    "Risk",
+    "Spectrum",
+    "__version__",
+    "curvature_noise",
+    "diagonal",
+    "frobenius_norm",
+    "load",
+    "logdet",
+    "losses",
+    "operators",
+    "sample_traces",
+    "solve",
+    "spectrum",
+    "testing",
+    "top_eigenpairs",
+    "trace",
+]
+
+# Where each name lives. A test holds this table, `__all__` and the imports above to the same names.
+_HOME = {
+    "Risk": "ritz.risk",
+    "Loss": "ritz.losses",
+    "Plan": "ritz.plan",
+    "Operator": "ritz.operators.base",
+    "Hessian": "ritz.operators.hessian",
+    "GGN": "ritz.operators.gauss_newton",
+    "Fisher": "ritz.operators.gauss_newton",
+    "EmpiricalFisher": "ritz.operators.gauss_newton",
+    "GradientCovariance": "ritz.operators.gauss_newton",
+    "solve": "ritz.krylov.solve",
+    "top_eigenpairs": "ritz.krylov.eigen",
+    "spectrum": "ritz.estimators.spectrum",
+    "Spectrum": "ritz.estimators.spectrum",
+    "trace": "ritz.estimators.trace",
+    "frobenius_norm": "ritz.estimators.trace",
+    "diagonal": "ritz.estimators.trace",
+    "logdet": "ritz.estimators.trace",
+    "sample_traces": "ritz.estimators.samples",
+    "curvature_noise": "ritz.estimators.noise",
+    "Estimate": "ritz.results",
+    "load": "ritz.results",
+}
+_SUBMODULES = ("losses", "operators", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a public name when the name is first used, and keep the name."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"ritz.{name}")  # the import itself binds the name here
+    if name not in _HOME:
+        raise AttributeError(
+            f"module 'ritz' has no attribute {name!r}; its public names are in ritz.__all__", name=name
+        )
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not, and what Python itself keeps here."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,0 +1,21 @@
+"""The few exception and warning classes of ritz."""
+
+
+class RitzError(Exception):
+    """Base of every error that ritz raises on its own account."""
+
+
+class UnsupportedError(RitzError):
+    """The quantity does not exist for this model, loss or data; the message says why and what does."""
+
+
+class NonFiniteError(RitzError):
+    """A loss, gradient or product is NaN or infinite; the message names the batch."""
+
+
+class WeightsMovedError(RitzError):
+    """The weights changed while a run was under way, so its numbers would belong to no single matrix."""
+
+
+class NumericalWarning(UserWarning):
+    """A result is usable but weaker than asked for; the message names the remedy."""

@@ -1,0 +1,315 @@
+"""The head of the spectrum: block Lanczos for the outliers, locked before the probes run.
+
+A block of b rows is multiplied at once, each image orthogonalised twice against all rows so far, as matrix products on
+one contiguous buffer; Rayleigh-Ritz on the projected matrix, in float64, gives the Ritz pairs, and the last block gives
+their residuals without a further product.
+
+What is locked is an orthonormal U (rows u_i) with H u_i = theta_i u_i + r_i and U R' = 0. With Q = I - U'U,
+
+    Tr H      = sum theta_i + Tr QHQ
+    ||H||_F^2 = 2 ||HU||^2 - ||U'HU||^2 + ||QHQ||_F^2 = sum (theta_i^2 + 2 |r_i|^2) + ||QHQ||_F^2
+
+hold exactly however good the pairs are, because |H u_i|^2 = theta_i^2 + |r_i|^2. Locking large eigenvalues takes their
+share out of what probes must estimate (Chen and Hallman 2022, Krylov-aware deflation).
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError
+from ..operators.base import Operator
+from ..results import equal, save
+from .lanczos import BREAKDOWN
+
+Progress = Callable[[int, int], None]  # (products done, products expected)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Head:
+    """Locked Ritz pairs, largest |theta| first, and what the whole block space says of the ends of the spectrum.
+
+    Attributes:
+        values: Ritz values theta_i (r,), float64, on the host.
+        vectors: Orthonormal rows u_i (r, dim), on the operator's device.
+        residuals: |r_i| = |H u_i - theta_i u_i| (r,), float64, on the host.
+        residual_rows: r_i (r, dim), each orthogonal to all of the block space.
+        coupling: ||R||_2, the spectral norm of the residual rows: by Weyl's inequality no eigenvalue of H is further
+            than this from one of diag(theta) and QHQ put together.
+        theta_min: Smallest Ritz value of the block space, locked or not, and its residual.
+        theta_min_residual: |H u - theta_min u|.
+        theta_max: Largest Ritz value of the block space, locked or not, and its residual.
+        theta_max_residual: |H u - theta_max u|.
+        complete: The rows span everything: `values` is the whole spectrum, and nothing is left for probes.
+        products: Matrix-vector products spent.
+        seed: Of the start block.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    residual_rows: Tensor
+    coupling: float
+    theta_min: float
+    theta_min_residual: float
+    theta_max: float
+    theta_max_residual: float
+    complete: bool
+    products: int
+    seed: int
+
+    @property
+    def trace(self) -> float:
+        """Tr U'HU, the head's share of Tr H."""
+        return float(self.values.sum())
+
+    @property
+    def squared_norm(self) -> float:
+        """2 ||HU||^2 - ||U'HU||^2 = sum theta_i^2 + 2 |r_i|^2, the head's share of ||H||_F^2."""
+        return float((self.values.square() + 2 * self.residuals.square()).sum())
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+
+def find_head(
+    op: Operator,
+    *,
+    block: int = 8,
+    num_steps: int = 12,
+    max_locked: int = 32,
+    tol: float = 3e-3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Head:
+    """Lock up to `max_locked` Ritz pairs, largest |theta| first, whose residual is at most tol * max |theta|.
+
+    Costs block * num_steps products and as many rows of memory; a matrix of that order or less is diagonalised in full
+    by dim products instead, and the head is then complete.
+
+    Args:
+        op: The matrix.
+        block: Rows multiplied at a time; an eigenvalue is found with up to this multiplicity.
+        num_steps: Block steps.
+        max_locked: Most pairs to lock; a complete head keeps all.
+        tol: Residual relative to the largest |theta|.
+        seed: Of the start block, which uses probe indices -1 ... -block and so shares no row with the probes 0, 1, ...
+        progress: Called as progress(products done, products in all).
+
+    Raises:
+        ValueError: If an argument is out of range.
+        NonFiniteError: If a product is NaN or infinite.
+
+    Example:
+        >>> from ritz.operators.algebra import DenseOperator
+        >>> spectrum = torch.cat([torch.tensor([10.0, -5.0]), torch.linspace(0, 0.1, 198)]).double()
+        >>> head = find_head(DenseOperator(torch.diag(spectrum)), max_locked=2)
+        >>> [round(value, 6) for value in head.values.tolist()], head.products
+        ([10.0, -5.0], 96)
+    """
+    if min(block, num_steps) < 1 or max_locked < 0 or not tol > 0:
+        raise ValueError(
+            f"block and num_steps must be at least 1, max_locked at least 0 and tol positive, got block={block}, "
+            f"num_steps={num_steps}, max_locked={max_locked}, tol={tol}"
+        )
+    if op.dim <= block * num_steps:
+        return _whole(op, seed, progress)
+    space = BlockSpace(op, block * num_steps)
+    space.append(op.probes(range(-1, -block - 1, -1), seed, "normal"), floor=0.0)
+    for step in range(num_steps):
+        if step:
+            space.append(space.residual)
+        space.expand(op)
+        if progress is not None:
+            progress((step + 1) * block, num_steps * block)
+    return _lock(space, max_locked, tol, seed)
+
+
+def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
+    """The head of a filled block space."""
+    values, coefficients, norms = space.ritz()
+    largest = values.abs().max()
+    order = values.abs().argsort(descending=True)
+    chosen = order[norms[order] <= tol * largest][:max_locked]
+    residual_rows = space.residual_rows(coefficients[:, chosen])
+    return Head(
+        values=values[chosen],
+        vectors=space.combine(coefficients[:, chosen]),
+        residuals=row_norms(residual_rows).cpu(),
+        residual_rows=residual_rows,
+        coupling=_spectral_norm(residual_rows),
+        theta_min=float(values[0]),
+        theta_min_residual=float(norms[0]),
+        theta_max=float(values[-1]),
+        theta_max_residual=float(norms[-1]),
+        complete=False,
+        products=space.size,
+        seed=seed,
+    )
+
+
+def _whole(op: Operator, seed: int, progress: Progress | None) -> Head:
+    """The complete head of a small matrix: every eigenpair, from its dense form."""
+    values, vectors, images = dense_eigenpairs(op)
+    if progress is not None:
+        progress(op.dim, op.dim)
+    order = values.abs().argsort(descending=True)
+    values, vectors = values[order], vectors[order.to(op.device)]
+    residual_rows = images[order.to(op.device)] - values.to(vectors)[:, None] * vectors
+    residuals = row_norms(residual_rows).cpu()
+    low, high = int(values.argmin()), int(values.argmax())
+    return Head(
+        values=values,
+        vectors=vectors,
+        residuals=residuals,
+        residual_rows=residual_rows,
+        coupling=_spectral_norm(residual_rows),
+        theta_min=float(values[low]),
+        theta_min_residual=float(residuals[low]),
+        theta_max=float(values[high]),
+        theta_max_residual=float(residuals[high]),
+        complete=True,
+        products=op.dim,
+        seed=seed,
+    )
+
+
+class BlockSpace:
+    """A growing block Krylov space: orthonormal rows, the projected matrix, the residual of the last block.
+
+    With rows B and the last block's image orthogonalised to W (b, dim), H B' = B' T + W' E', where E picks the last
+    block. Directions of a block that vanish (an invariant subspace, or dim reached) are dropped: their rows are zero
+    and `alive` is false there, so that no step waits for the device to know.
+    """
+
+    def __init__(self, op: Operator, capacity: int) -> None:
+        self.rows = torch.zeros(capacity, op.dim, dtype=op.dtype, device=op.device)
+        self.matrix = torch.zeros(capacity, capacity, dtype=torch.float64, device=op.device)  # lower triangle
+        self.alive = torch.zeros(capacity, dtype=torch.bool, device=op.device)
+        self.scale = torch.zeros((), dtype=torch.float64, device=op.device)  # largest |H q| seen
+        self.residual = self.rows[:0]
+        self.last = 0  # where the last expanded block begins
+        self.known = 0  # rows whose images are in `matrix`
+        self.size = 0  # rows in all
+
+    def append(self, rows: Tensor, floor: float | Tensor | None = None) -> None:
+        """Add a block, orthonormalised; directions no longer than `floor` (default: round-off) are dropped."""
+        if floor is None:
+            floor = BREAKDOWN * torch.finfo(self.rows.dtype).eps * self.scale
+        block, alive = orthonormalised(rows, self.rows[: self.known], floor)
+        self.size = self.known + len(rows)
+        self.rows[self.known : self.size] = block
+        self.alive[self.known : self.size] = alive
+
+    def expand(self, op: Operator) -> None:
+        """Multiply the block appended last, one batched product, and project the image against all rows, twice."""
+        new = slice(self.known, self.size)
+        basis = self.rows[: self.size]
+        image = op.rows(self.rows[new]).masked_fill(~self.alive[new, None], 0.0)
+        entries = torch.zeros(len(image), self.size, dtype=torch.float64, device=image.device)
+        for _ in range(2):
+            part = image @ basis.T  # (b, size)
+            image = torch.addmm(image, part, basis, alpha=-1)
+            entries += part
+        self.matrix[new, : self.size] = entries
+        self.scale = torch.maximum(self.scale, (entries.square().sum(1) + row_norms(image).square()).max().sqrt())
+        self.residual, self.last, self.known = image, self.known, self.size
+
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values (n,), ascending, coefficients on the rows (known, n), residual norms (n,); float64, on the host.
+
+        Raises:
+            NonFiniteError: If a product was NaN or infinite.
+        """
+        alive = self.alive[: self.known].cpu()
+        matrix = self.matrix[: self.known, : self.known].cpu()[alive][:, alive]
+        gram = (self.residual @ self.residual.T).double().cpu()
+        if not bool(matrix.isfinite().all() & gram.isfinite().all()):
+            raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+        values, vectors = torch.linalg.eigh(matrix)  # reads the lower triangle
+        coefficients = matrix.new_zeros(self.known, len(values))
+        coefficients[alive] = vectors
+        squares, axes = torch.linalg.eigh(gram)
+        root = squares.clamp_min(0.0).sqrt()[:, None] * axes.T  # root' root = gram: small norms keep their digits
+        return values, coefficients, torch.linalg.vector_norm(root @ coefficients[self.last :], dim=0)
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Rows (r, dim) from coefficients (known, r)."""
+        return coefficients.T.to(self.rows) @ self.rows[: self.known]
+
+    def residual_rows(self, coefficients: Tensor) -> Tensor:
+        """H u - theta u (r, dim) for the Ritz vectors u of `coefficients` (known, r); no product is spent."""
+        return coefficients[self.last :].T.to(self.rows) @ self.residual
+
+    def restart(self, coefficients: Tensor, values: Tensor) -> None:
+        """Keep the Ritz pairs given and the residual block, forget the rest (thick restart, Wu and Simon 2000)."""
+        kept = len(values)
+        self.rows[:kept] = self.combine(coefficients)
+        self.rows[kept:] = 0.0
+        self.alive[:] = False
+        self.alive[:kept] = True
+        self.matrix.zero_()
+        self.matrix[:kept, :kept] = torch.diag(values)
+        self.known = self.size = self.last = kept
+        self.append(self.residual)
+
+
+def orthonormalised(rows: Tensor, basis: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows (b, dim) that span `rows` less the span of `basis`, and which of them are there, (b,) bool.
+
+    Each pass projects against the basis, rotates to the eigenvectors of the b x b Gram matrix and divides by the norms
+    that the rotated rows have (not by those that the Gram matrix claims: squaring loses half the digits). A first pass
+    leaves nearly dependent directions mixed, the second parts them, the third cleans up. Rows that vanish become zero.
+    """
+    noise = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)  # what is round-off in each unit row
+    for least in (floor, torch.finfo(rows.dtype).eps ** 0.5, 0.5):
+        for _ in range(2):
+            rows = torch.addmm(rows, rows @ basis.T, basis, alpha=-1)
+        gram = (rows @ rows.T).double()
+        # a NaN is found when the Ritz values are asked for; the decomposition would raise here, in the midst of things
+        _, axes = torch.linalg.eigh(gram.nan_to_num())
+        rows = axes.T.to(rows) @ rows
+        norms = row_norms(rows)
+        dead = norms <= (axes.square().T @ noise.square()).sqrt().clamp_min(least)
+        norms = torch.where(dead, 1.0, norms)
+        rows = (rows / norms.to(rows.dtype)[:, None]).masked_fill(dead[:, None], 0.0)
+        noise = torch.where(dead, 0.0, least / norms)
+    return rows, ~dead
+
+
+def dense_eigenpairs(op: Operator) -> tuple[Tensor, Tensor, Tensor]:
+    """All eigenvalues (dim,) on the host, ascending, eigenvectors and their images as rows (dim, dim); dim products.
+
+    Raises:
+        NonFiniteError: If a product is NaN or infinite.
+    """
+    matrix = op.rows(torch.eye(op.dim, dtype=op.dtype, device=op.device))
+    double = matrix.double().cpu()
+    if not bool(double.isfinite().all()):
+        raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+    values, vectors = torch.linalg.eigh((double + double.T) / 2)
+    rows = vectors.T.to(matrix)
+    return values, rows, rows @ matrix
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Norms of rows, (k,) float64; summed as a tree, which `vector_norm` is not."""
+    return rows.square().sum(-1).double().sqrt()
+
+
+def _spectral_norm(rows: Tensor) -> float:
+    """||R||_2 from the Gram matrix of the rows; 0 for none."""
+    if not len(rows):
+        return 0.0
+    gram = (rows @ rows.T).double().cpu()
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

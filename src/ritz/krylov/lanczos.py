@@ -1,0 +1,389 @@
+"""Lanczos on K probes in lock-step: one batched product per step, float64 tridiagonals, plain-data state.
+
+For each probe, with unit rows q_1, q_2, ... and q_1 the normalised start,
+
+    A q_j = beta_{j-1} q_{j-1} + alpha_j q_j + beta_j q_{j+1}
+
+(Lanczos 1950, in the order of operations of Paige 1972). Three ways to keep the rows orthogonal:
+
+* "locked": project every image against a shared orthonormal basis of locked eigenvectors, and nothing else. The rows of
+  one probe lose orthogonality once a Ritz value converges; quadrature stays right (Greenbaum 1989), and with the
+  outliers locked there is little left to converge to.
+* "none": the same without a locked basis.
+* "full": also re-orthogonalise against every earlier row of the same probe, twice, as batched matrix products. Memory
+  is that of all rows: num_steps * K * dim numbers, on the device or on the host.
+
+A probe whose Krylov space is exhausted breaks down: beta_j is then set to exactly 0 and the next row to zero, so that
+the leading block, whose quadrature is exact, stands alone. Nothing in the loop waits for the device.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ..operators.algebra import project_out
+from ..operators.base import Operator
+from ..results import equal, save
+from . import quadrature
+from .quadrature import Quadrature
+
+Reorthogonalize = Literal["locked", "full", "none"]
+Observer = Callable[[int, Tensor, Tensor], None]
+
+BREAKDOWN = 32.0  # beta_j below this many eps times the scale of T is round-off
+_CHUNK = 8  # steps of a host basis brought to the device at a time
+
+
+class Extremes(NamedTuple):
+    """Smallest and largest Ritz value of each probe, and how far from an eigenvalue each can be; all (k,)."""
+
+    smallest: Tensor
+    smallest_residual: Tensor
+    largest: Tensor
+    largest_residual: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tridiagonal:
+    """What m steps know of each probe: the tridiagonal, its residual and the length of the start row.
+
+    The rules and bounds are those of the unit probe; multiply by `norms2` for a quadratic form of the probe itself.
+
+    Attributes:
+        alpha: Diagonals (k, m).
+        beta: Off-diagonals and, in the last place, the residual (k, m).
+        norms2: Squared norms of the start rows after projection (k,); 0 for a probe inside the locked space.
+        eps: Precision of the rows the run was made with.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> T = Tridiagonal(alpha=2 * one, beta=one, norms2=4 * one[0])
+        >>> T.quadratic_form(lambda t: t).tolist(), T.extremes().largest_residual.tolist()
+        ([8.0], [1.0])
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    norms2: Tensor
+    eps: float = torch.finfo(torch.float64).eps
+
+    def gauss(self) -> Quadrature:
+        """The m-point Gauss rule of each unit probe."""
+        return quadrature.gauss(self.alpha, self.beta[:, :-1])
+
+    def radau(self, end: float | Tensor) -> Quadrature:
+        """The Gauss-Radau rule of each unit probe with a node at `end`."""
+        return quadrature.radau(self.alpha, self.beta, end)
+
+    def mass_bounds(self, level: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Chebyshev-Markov-Stieltjes bounds on each unit probe's measure of (-inf, level], (k,) and (k,)."""
+        return quadrature.mass_bounds(self.alpha, self.beta, level, eps=self.eps)
+
+    def bounds(self, f: Callable[[Tensor], Tensor], lower_end: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Gauss-Radau (lower) and Gauss (upper) bounds on f like the logarithm; see `quadrature.bounds`."""
+        return quadrature.bounds(self.alpha, self.beta, f, lower_end)
+
+    def quadratic_form(self, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """|v|^2 sum_j w_j f(t_j), the estimate of v' f(A) v for each probe v, (k,); 0 for a zero probe."""
+        return torch.where(self.norms2 > 0, self.norms2 * self.gauss().integrate(f), 0.0)
+
+    def extremes(self) -> Extremes:
+        """Extreme Ritz values with their residual norms beta_m |s_m|, s_m the last component of the eigenvector of T.
+
+        [theta - residual, theta + residual] holds an eigenvalue. A zero probe has no Ritz value: its smallest is +inf
+        and its largest -inf, so that minima and maxima over probes pass it by.
+        """
+        nodes, vectors = quadrature.eigen_system(self.alpha, self.beta[:, :-1])
+        exhausted = (self.beta == 0).any(-1)
+        residual = torch.where(exhausted, 0.0, self.beta[:, -1].double())[:, None] * vectors[:, -1].abs()
+        empty = self.norms2 == 0
+        return Extremes(
+            torch.where(empty, torch.inf, nodes[:, 0]),
+            torch.where(empty, 0.0, residual[:, 0]),
+            torch.where(empty, -torch.inf, nodes[:, -1]),
+            torch.where(empty, 0.0, residual[:, -1]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LanczosState:
+    """A run after some steps: all that is needed to save it and to go on as if it had not stopped.
+
+    Attributes:
+        alpha: Diagonals so far (k, m), float64.
+        beta: Off-diagonals and the residual so far (k, m), float64.
+        rows: The unit rows of the next step (k, dim); zero where the probe has broken down.
+        previous: The unit rows of the last step (k, dim).
+        norms: Norms of the start rows after projection (k,), float64.
+        scale: The size of the matrix as each probe has seen it (k,), float64; breakdown is relative to it.
+        basis: The rows of all steps (m, k, dim), for "full" only; where they live is where they stay.
+        locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to.
+        reorthogonalize: "locked", "full" or "none".
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    rows: Tensor
+    previous: Tensor
+    norms: Tensor
+    scale: Tensor
+    basis: Tensor | None
+    locked: Tensor | None
+    reorthogonalize: str
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done."""
+        return self.alpha.shape[1]
+
+    @property
+    def num_probes(self) -> int:
+        """Probes in lock-step."""
+        return self.rows.shape[0]
+
+    def alive(self) -> Tensor:
+        """Which probes have not broken down, (k,) bool on the device."""
+        return (self.norms > 0) & (self.beta > 0).all(1)
+
+    def tridiagonal(self) -> Tridiagonal:
+        """The tridiagonals, on the host."""
+        if not self.num_steps:
+            raise ValueError("no step has been taken yet; call advance or lanczos first")
+        eps = torch.finfo(self.rows.dtype).eps
+        return Tridiagonal(self.alpha.cpu(), self.beta.cpu(), self.norms.square().cpu(), eps)
+
+    def to(self, device: torch.device | str, *, offload: bool = False) -> "LanczosState":
+        """The state on another device; `offload` leaves the basis of "full" where it is."""
+        moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in moved.items():
+            if isinstance(value, Tensor) and not (offload and name == "basis"):
+                moved[name] = value.to(device)
+        return LanczosState(**moved)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+
+def start(
+    rows: Tensor,
+    *,
+    locked: Tensor | None = None,
+    reorthogonalize: Reorthogonalize = "locked",
+    offload: bool = False,
+    scale: float = 0.0,
+) -> LanczosState:
+    """The state before the first step: start rows projected against the locked ones and normalised.
+
+    Args:
+        rows: Start rows (k, dim), one for each probe; need not be unit.
+        locked: Orthonormal rows (r, dim), or None.
+        reorthogonalize: See the module's text.
+        offload: Keep the basis of "full" in host memory.
+        scale: The norm of the whole matrix where it is known. With the outliers locked, what is left may be nothing but
+            round-off of their size, and only this tells it from a small matrix.
+
+    Raises:
+        ValueError: If the shapes do not fit, the mode is unknown, or "none" is given a locked basis.
+
+    Example:
+        >>> start(torch.tensor([[3.0, 4.0]])).norms.tolist()
+        [5.0]
+    """
+    if rows.ndim != 2 or not len(rows) or not rows.is_floating_point():
+        raise ValueError(
+            f"expected floating-point start rows (k, dim) with k > 0, got {tuple(rows.shape)} {rows.dtype}"
+        )
+    if reorthogonalize not in get_args(Reorthogonalize):
+        raise ValueError(f"reorthogonalize must be 'locked', 'full' or 'none', got {reorthogonalize!r}")
+    if locked is not None and (locked.ndim != 2 or locked.shape[1] != rows.shape[1]):
+        raise ValueError(f"expected locked rows (r, dim={rows.shape[1]}), got {tuple(locked.shape)}")
+    if locked is not None and reorthogonalize == "none":
+        raise ValueError("reorthogonalize='none' takes no locked rows; use 'locked', or 'full'")
+    locked = locked.to(rows) if locked is not None and len(locked) else None
+    before = _norms(rows)
+    rows = rows if locked is None else project_out(rows, locked)
+    norms = _norms(rows)
+    # a start inside the locked space leaves round-off only
+    norms = torch.where(norms <= BREAKDOWN * torch.finfo(rows.dtype).eps * before, 0.0, norms)
+    rows = _divided(rows, norms)
+    basis = None
+    if reorthogonalize == "full":
+        basis = torch.empty(0, *rows.shape, dtype=rows.dtype, device="cpu" if offload else rows.device)
+    empty = norms.new_zeros(len(rows), 0)
+    return LanczosState(
+        alpha=empty, beta=empty, rows=rows, previous=torch.zeros_like(rows), norms=norms,
+        scale=torch.full_like(norms, scale), basis=basis, locked=locked, reorthogonalize=reorthogonalize,
+    )  # fmt: skip
+
+
+def advance(op: Operator, state: LanczosState) -> LanczosState:
+    """One more step: K products in one batch.
+
+    Example:
+        >>> from ritz.operators.algebra import DenseOperator
+        >>> A = DenseOperator(torch.diag(torch.tensor([1.0, 3.0])))
+        >>> state = advance(A, start(torch.tensor([[1.0, 1.0]])))
+        >>> [round(float(x), 5) for x in (state.alpha, state.beta)]
+        [2.0, 1.0]
+    """
+    return extend(op, state, 1)
+
+
+def lanczos(
+    op: Operator,
+    rows: Tensor,
+    num_steps: int,
+    *,
+    locked: Tensor | None = None,
+    reorthogonalize: Reorthogonalize = "locked",
+    offload: bool = False,
+    scale: float = 0.0,
+    observe: Observer | None = None,
+) -> LanczosState:
+    """`num_steps` steps from the start rows; `start` and `extend` in one.
+
+    Example:
+        >>> from ritz.operators.algebra import DenseOperator
+        >>> A = DenseOperator(torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)))
+        >>> T = lanczos(A, torch.ones(1, 3, dtype=torch.float64), 3).tridiagonal()
+        >>> [round(t, 6) for t in T.gauss().nodes[0].tolist()]
+        [1.0, 2.0, 4.0]
+    """
+    first = start(rows, locked=locked, reorthogonalize=reorthogonalize, offload=offload, scale=scale)
+    return extend(op, first, num_steps, observe=observe)
+
+
+def extend(
+    op: Operator,
+    state: LanczosState,
+    num_steps: int,
+    *,
+    observe: Observer | None = None,
+    checkpoint: Callable[[LanczosState], None] | None = None,
+) -> LanczosState:
+    """`num_steps` more steps from any state, fresh or loaded; on one CPU the result does not depend on the pauses.
+
+    Args:
+        op: The matrix.
+        state: Where to go on.
+        num_steps: How many steps.
+        observe: Called as observe(step, rows, image) with the unit rows of the step, (k, dim), and their images after
+            projection against the locked rows; both are zero for a probe that has broken down. Not to be modified.
+        checkpoint: Called with the state after each step, to be saved or not.
+
+    Raises:
+        ValueError: If the operator's dimension is not that of the rows, or num_steps < 1.
+    """
+    if op.dim != state.rows.shape[1]:
+        raise ValueError(f"the operator has dim={op.dim}, the rows have {state.rows.shape[1]}")
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    state = _aligned(state)
+    room = _room(state, num_steps)
+    for _ in range(num_steps):
+        state = _step(op, state, room, observe)
+        if checkpoint is not None:
+            checkpoint(state)
+    return state
+
+
+def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Observer | None) -> LanczosState:
+    """One step; `room` is the buffer for the basis of "full"."""
+    step, rows, alive = state.num_steps, state.rows, state.alive()
+    last = state.beta[:, -1] if step else torch.zeros_like(state.norms)
+    # some products of a zero row are 0/0 (differences along it); a broken-down probe has image 0
+    image = op.rows(rows).masked_fill(~alive[:, None], 0.0)
+    if state.locked is not None:
+        image = project_out(image, state.locked)
+    if observe is not None:
+        observe(step, rows, image)
+    new = image - last.to(rows.dtype)[:, None] * state.previous
+    alpha = _dots(rows, new)
+    new = new - alpha.to(rows.dtype)[:, None] * rows
+    basis = None
+    if room is not None:
+        room[step].copy_(rows, non_blocking=True)
+        basis = room[: step + 1]
+        for _ in range(2):
+            new = _reorthogonalised(new, basis)
+            if state.locked is not None:
+                new = new - (new @ state.locked.T) @ state.locked
+    beta = _norms(new)
+    scale = torch.maximum(state.scale, alpha.abs() + last)
+    beta = torch.where(beta <= BREAKDOWN * torch.finfo(rows.dtype).eps * scale, 0.0, beta)
+    beta = torch.where(alive, beta, 0.0)
+    return LanczosState(
+        alpha=torch.cat([state.alpha, alpha[:, None]], dim=1), beta=torch.cat([state.beta, beta[:, None]], dim=1),
+        rows=_divided(new, beta), previous=rows, norms=state.norms, scale=torch.maximum(scale, beta),
+        basis=basis, locked=state.locked, reorthogonalize=state.reorthogonalize,
+    )  # fmt: skip
+
+
+def _reorthogonalised(rows: Tensor, basis: Tensor) -> Tensor:
+    """Rows (k, dim) less their parts along the rows of the same probe in basis (m, k, dim)."""
+    # a host basis passes through the device in pieces; one on the device is one piece
+    pieces = [basis] if basis.device == rows.device else basis.split(_CHUNK)
+    for piece in pieces:
+        own = piece.to(rows.device, non_blocking=True).transpose(0, 1)  # (k, m, dim)
+        along = torch.bmm(own, rows[:, :, None])  # (k, m, 1)
+        rows = torch.baddbmm(rows[:, None, :], along.transpose(1, 2), own, alpha=-1)[:, 0]
+    return rows
+
+
+def _room(state: LanczosState, num_steps: int) -> Tensor | None:
+    """A buffer for the basis that the run will fill, with what there is of it already."""
+    if state.basis is None:
+        return None
+    done, pinned = state.num_steps, state.basis.device.type == "cpu" and state.rows.is_cuda
+    room = torch.empty(
+        done + num_steps, *state.rows.shape, dtype=state.basis.dtype, device=state.basis.device, pin_memory=pinned
+    )
+    room[:done] = state.basis
+    return room
+
+
+def _aligned(state: LanczosState) -> LanczosState:
+    """The state with its rows at the addresses of fresh tensors: CPU kernels may round differently at others."""
+
+    def fresh(tensor: Tensor) -> Tensor:
+        return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
+
+    locked = None if state.locked is None else fresh(state.locked)
+    return dataclasses.replace(state, rows=fresh(state.rows), previous=fresh(state.previous), locked=locked)
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row products, (k,) float64; the sum itself is a tree, so float32 terms lose nothing that matters."""
+    return (left * right).sum(-1).double()
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Row norms, (k,) float64; not `vector_norm`, which on a CPU adds float32 in order and loses 5e-5 at dim 3e7."""
+    return _dots(rows, rows).sqrt()
+
+
+def _divided(rows: Tensor, norms: Tensor) -> Tensor:
+    """Rows over their norms; zero where the norm is zero."""
+    dead = norms == 0
+    return (rows / torch.where(dead, 1.0, norms).to(rows.dtype)[:, None]).masked_fill(dead[:, None], 0.0)

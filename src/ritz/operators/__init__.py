@@ -1,0 +1,39 @@
+"""Curvature matrices known by their products."""
+
+from .algebra import (
+    Block,
+    DenseOperator,
+    FunctionOperator,
+    Metered,
+    Projected,
+    Scaled,
+    Shifted,
+    Sum,
+    from_scipy,
+    to_scipy,
+)
+from .base import Operator, RiskOperator
+from .gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
+from .hessian import Hessian
+from .noise import BatchNoise
+
+__all__ = [
+    "GGN",
+    "BatchNoise",
+    "Block",
+    "DenseOperator",
+    "EmpiricalFisher",
+    "Fisher",
+    "FunctionOperator",
+    "GradientCovariance",
+    "Hessian",
+    "Metered",
+    "Operator",
+    "Projected",
+    "RiskOperator",
+    "Scaled",
+    "Shifted",
+    "Sum",
+    "from_scipy",
+    "to_scipy",
+]

@@ -1,0 +1,191 @@
+"""Symmetric linear operators: the one thing that every estimator takes.
+
+A subclass says how the matrix acts on rows; everything else (columns, algebra, dense form, SciPy) is here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from ..batches import Batch
+from ..errors import NonFiniteError
+from ..reducers import Mean
+from ..risk import Params, Risk
+from ..space import Distribution, ParamSpace
+
+if TYPE_CHECKING:
+    import scipy.sparse.linalg
+
+
+class Operator(ABC):
+    """A real symmetric matrix A known by its products.
+
+    Inside ritz vectors are rows: `rows(V)` maps (k, dim) to (k, dim), row i being A v_i. Users write `A @ v` for one
+    vector (dim,) or `A @ V` for columns (dim, k).
+
+    Attributes:
+        space: Names and shapes of what the matrix acts on.
+        dtype: Of the vectors it takes and gives.
+        device: Where it computes.
+        matrix: What it is, in a word or two, for conventions and tables.
+    """
+
+    space: ParamSpace
+    dtype: torch.dtype
+    device: torch.device
+    matrix: str = "operator"
+    positive: bool = False  # positive semi-definite by construction
+
+    @abstractmethod
+    def _rows(self, rows: Tensor) -> Tensor:
+        """A applied to each row of a (k, dim) tensor of the operator's dtype and device."""
+
+    def version(self) -> Hashable:
+        """Changes when the matrix does; long runs compare it after every product."""
+        return None
+
+    def convention(self) -> str:
+        """What the numbers of this matrix mean: which matrix, divided by what, in which mode."""
+        return self.matrix
+
+    def diagnose(self) -> None:
+        """Raise what is known about a product that came out NaN or infinite."""
+        raise NonFiniteError(f"a product with the {self.matrix} is not finite")
+
+    @property
+    def dim(self) -> int:
+        """The order of the matrix, P."""
+        return self.space.dim
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(dim, dim)."""
+        return self.dim, self.dim
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """A v for each row v of a (k, dim) tensor."""
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise ValueError(f"expected rows of shape (k, dim={self.dim}), got {tuple(rows.shape)}")
+        return self._rows(rows.to(self.device, self.dtype))
+
+    def __matmul__(self, other: Any) -> Tensor:
+        """A @ v for v (dim,), or A @ V for V (dim, k)."""
+        if not isinstance(other, Tensor):
+            raise TypeError(f"expected a tensor on the right of @, got {type(other).__name__}")
+        if other.ndim not in (1, 2) or other.shape[0] != self.dim:
+            raise ValueError(f"expected a vector (dim={self.dim},) or columns (dim, k), got {tuple(other.shape)}")
+        image = self.rows(other[None] if other.ndim == 1 else other.T.contiguous())
+        if bool(other.isfinite().all()) and not bool(image.isfinite().all()):
+            self.diagnose()
+        return image[0] if other.ndim == 1 else image.T
+
+    def dense(self) -> Tensor:
+        """The whole matrix, by dim products; for small cases and tests."""
+        return self.rows(torch.eye(self.dim, dtype=self.dtype, device=self.device)).T
+
+    def probes(self, indices: Sequence[int], seed: int, distribution: Distribution = "rademacher") -> Tensor:
+        """Random rows on the operator's device; see `ParamSpace.probes`."""
+        return self.space.probes(indices, seed, distribution, dtype=self.dtype, device=self.device)
+
+    def block(self, pattern: str | Sequence[str]) -> "Operator":
+        """The principal sub-matrix of the parameters whose names match."""
+        from .algebra import Block
+
+        return Block(self, pattern)
+
+    def to_scipy(self) -> "scipy.sparse.linalg.LinearOperator":
+        """As a SciPy LinearOperator, with the vectors on the CPU."""
+        from .algebra import to_scipy
+
+        return to_scipy(self)
+
+    @overload
+    def __add__(self, other: float) -> "Operator": ...
+    @overload
+    def __add__(self, other: "Operator") -> "Operator": ...
+    def __add__(self, other: "float | Operator") -> "Operator":
+        from .algebra import Shifted, Sum
+
+        return Sum(self, other) if isinstance(other, Operator) else Shifted(self, float(other))
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: float) -> "Operator":
+        from .algebra import Scaled
+
+        return Scaled(self, float(factor))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Operator":
+        return self * -1.0
+
+    def __sub__(self, other: "float | Operator") -> "Operator":
+        return self + (other * -1.0 if isinstance(other, Operator) else -float(other))
+
+    def __truediv__(self, divisor: float) -> "Operator":
+        return self * (1.0 / float(divisor))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(dim={self.dim}, {self.convention()})"
+
+
+class RiskOperator(Operator):
+    """A curvature matrix of a risk: a mean over items of what each batch gives.
+
+    A subclass says how one batch acts on rows; the walk over the data is the risk's.
+    """
+
+    def __init__(self, risk: Risk) -> None:
+        if not isinstance(risk, Risk):
+            raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+        self.risk = risk
+        self.space, self.dtype, self.device = risk.space, risk.dtype, risk.device
+
+    @abstractmethod
+    def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The SUM over the items of a batch, applied to rows (k, dim), and the weight of the batch."""
+
+    @abstractmethod
+    def _like(self, risk: Risk) -> "RiskOperator":
+        """The same matrix of another risk."""
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        self.risk.check()
+        image: Tensor = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), Mean())
+        return image
+
+    def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass."""
+        parts = [self._batch_rows(params, batch, chunk) for chunk in rows.split(self.risk.plan.chunk)]
+        return torch.cat([image for image, _ in parts]), parts[0][1]
+
+    def version(self) -> Hashable:
+        return self.risk.version()
+
+    def convention(self) -> str:
+        return f"{self.matrix}, {self.risk.convention()}"
+
+    def block(self, pattern: str | Sequence[str]) -> Operator:
+        """The principal sub-matrix of the parameters whose names match; as cheap as they are few."""
+        return self._like(self.risk.restrict(pattern))
+
+    def diagnose(self) -> None:
+        """Name the first batch whose product is not finite."""
+        probe = self.probes([0], seed=0)
+
+        def look(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+            image, weight = self.batch_rows(params, batch, probe)
+            if not bool(image.isfinite().all()):
+                name = self.space.names[int((~self.space.segment(image)[0].isfinite()).int().argmax())]
+                raise NonFiniteError(
+                    f"the {self.matrix} product of batch {batch.index} is not finite, first in {name}, though its loss "
+                    f"is; try dtype=torch.float64, and look for a square root or a norm at zero"
+                )
+            return image, weight
+
+        self.risk.fold(look, Mean())
+        super().diagnose()

@@ -1,0 +1,177 @@
+"""J' M J: the Gauss-Newton matrix and the Fishers are one operator with three middles.
+
+    GGN              M = Hessian of the loss in the outputs
+    Fisher           M = mean of c c' over cotangents c of labels drawn from the model; E[Fisher] = GGN
+    EmpiricalFisher  M = c c' with c of the labels in the data: the mean of per-item gradient outer products
+    GradientCovariance   EmpiricalFisher - g g', the covariance of per-item gradients
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..batches import Batch
+from ..errors import UnsupportedError
+from ..losses import Kind, Uniforms
+from ..risk import Params, Risk
+from ..space import random_uniform
+from .algebra import Derived
+from .base import Operator, RiskOperator
+
+
+class JacobianProduct(RiskOperator):
+    """(1 / W) sum_i J_i' M_i J_i; a subclass names the middle M."""
+
+    kind: Kind
+
+    def __init__(self, risk: Risk) -> None:
+        super().__init__(risk)
+        self.positive = risk.output_loss.convex or self.kind != "ggn"
+
+    def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
+        """Cotangents of drawn labels (S, *out.shape), for the Monte Carlo Fisher."""
+        return None
+
+    def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.risk.output_loss
+
+        def outputs(p: Params) -> Tensor:
+            return self.risk.output(p, batch)
+
+        def product(v: Params) -> tuple[Params, Tensor]:
+            # one forward pass: the tangent rides along as an auxiliary result and is not differentiated again
+            out, pullback, tangent = torch.func.vjp(
+                lambda p: torch.func.jvp(outputs, (p,), (v,)), params, has_aux=True
+            )
+            image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
+            return pullback(image)[0], loss.weight(out, batch.data)
+
+        images, weight = torch.func.vmap(product, out_dims=(0, None), randomness="same")(self.space.split(rows))
+        return self.space.join(images, lead=1), weight
+
+
+class GGN(JacobianProduct):
+    """The generalised Gauss-Newton matrix, G = (1 / W) sum_i J_i' (d^2 loss / d out^2) J_i.
+
+    For cross-entropy it is the Fisher matrix, and for piecewise-linear networks Tr G = Tr H.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 2, bias=False)
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), (torch.tensor([[2.0]]), torch.tensor([0])))
+        >>> GGN(risk).dense().tolist()  # x^2 (diag(p) - p p') with p = (1/2, 1/2)
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+
+    matrix, kind = "GGN", "ggn"
+
+    def _like(self, risk: Risk) -> "GGN":
+        return GGN(risk)
+
+
+class EmpiricalFisher(JacobianProduct):
+    """(1 / W) sum_i w_i g_i g_i' with g_i the gradient of item i's loss at its own label.
+
+    Not an estimate of the Fisher matrix, and zero where every item is fitted exactly.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)))
+        >>> EmpiricalFisher(risk).dense().tolist()  # gradients 2 and 8
+        [[34.0]]
+    """
+
+    matrix, kind = "empirical Fisher", "empirical"
+
+    def _like(self, risk: Risk) -> "EmpiricalFisher":
+        return EmpiricalFisher(risk)
+
+
+class Fisher(JacobianProduct):
+    """The Fisher matrix by Monte Carlo: labels drawn from the model, `num_samples` for each item.
+
+    The draws belong to the seed and to the place of an item in the data, so that the matrix is the same in every
+    product and for every split into batches. Its mean over seeds is the GGN.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 2, bias=False)
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), (torch.tensor([[2.0]]), torch.tensor([0])))
+        >>> Fisher(risk, num_samples=1).dense().tolist()  # either label gives the same at p = (1/2, 1/2)
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+
+    matrix, kind = "Fisher", "fisher"
+
+    def __init__(self, risk: Risk, num_samples: int = 1, seed: int = 0) -> None:
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        super().__init__(risk)
+        self.num_samples, self.seed = num_samples, seed
+
+    def _like(self, risk: Risk) -> "Fisher":
+        return Fisher(risk, self.num_samples, self.seed)
+
+    def convention(self) -> str:
+        return f"{super().convention()}, {self.num_samples} drawn labels per item, seed {self.seed}"
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        if not self.risk.batches.cached and not self.risk.batches.ordered:
+            raise UnsupportedError(
+                "the Monte Carlo Fisher needs data in a fixed order, since drawn labels belong to places in it; this "
+                "loader shuffles and is too large to keep: switch shuffling off"
+            )
+        return super()._rows(rows)
+
+    def _draws(self, out: Tensor, batch: Batch) -> Tensor:
+        return torch.stack([
+            self.risk.output_loss.draw(out, batch.data, self._uniforms(number, batch))
+            for number in range(self.num_samples)
+        ])
+
+    def _uniforms(self, number: int, batch: Batch) -> Uniforms:
+        """Keyed by (seed, draw, place in the data): the same however the data is cut."""
+
+        def uniforms(count: int, stream: str) -> Tensor:
+            start = batch.start * (count // batch.size)
+            return random_uniform(count, ("fisher", self.seed, number, stream), self.device, start)
+
+        return uniforms
+
+
+class GradientCovariance(Derived):
+    """The covariance of per-item gradients: (1 / W) sum_i w_i (g_i - g)(g_i - g)', g the gradient of the risk.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)))
+        >>> GradientCovariance(risk).dense().tolist()  # gradients 2 and 8, mean 5
+        [[9.0]]
+    """
+
+    positive = True
+
+    def __init__(self, risk: Risk) -> None:
+        super().__init__(EmpiricalFisher(risk))
+        self.risk, self.matrix, self.positive = risk, "gradient covariance", True
+        self._key: Hashable = None
+        self._gradient: Tensor = torch.empty(0)
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        if self._key != self.risk.version():
+            self._gradient, self._key = self.risk.gradient(), self.risk.version()
+        return self.base.rows(rows) - torch.outer(rows @ self._gradient, self._gradient)
+
+    def block(self, pattern: str | Sequence[str]) -> Operator:
+        """The principal sub-matrix of the parameters whose names match."""
+        return GradientCovariance(self.risk.restrict(pattern))
+
+    def convention(self) -> str:
+        return f"{self.matrix}, {self.risk.convention()}"

@@ -1,0 +1,36 @@
+"""Choices made once per run: how products are taken, not what they are."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Route = Literal["auto", "forward", "reverse", "difference"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How products are computed. Two plans give the same numbers to round-off, at other cost.
+
+    Attributes:
+        route: How a Hessian product is taken: "forward" (forward over reverse), "reverse" (reverse over reverse),
+            "difference" (central difference of gradients), or "auto" (the fastest that works, tried on one batch).
+        chunk: Vectors in one batched product; more share one forward pass and cost memory.
+        micro_batch: Most samples in one piece of a batch; None takes batches whole until memory runs out.
+        cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
+
+    Example:
+        >>> Plan(chunk=4).route
+        'auto'
+    """
+
+    route: Route = "auto"
+    chunk: int = 8
+    micro_batch: int | None = None
+    cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.route not in get_args(Route):
+            raise ValueError(f"route must be one of {', '.join(get_args(Route))}, got {self.route!r}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {self.chunk}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro_batch must be at least 1 or None, got {self.micro_batch}")

@@ -1,0 +1,149 @@
+"""Reducers: what becomes of the batches of one walk over the data.
+
+Each is a monoid: `add` takes one batch, `merge` takes another reducer of its kind, so that pieces of a batch, ranks and
+resumed runs are put together by the same rule.
+"""
+
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+R = TypeVar("R", bound="Reducer")
+
+
+class Reducer(Protocol):
+    """Takes (total, weight) of each batch; gives the result."""
+
+    def join(self, pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The pieces of one batch as the batch."""
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch: a SUM over its items, and their weight."""
+
+    def merge(self: R, other: R) -> None:
+        """All that another reducer has seen."""
+
+    def result(self) -> Any:
+        """What was asked for."""
+
+
+def sum_pieces(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Totals and weights added up."""
+    total, weight = pieces[0]
+    for more, heavier in pieces[1:]:
+        total, weight = total + more, weight + heavier
+    return total, weight
+
+
+class Mean:
+    """sum of totals / sum of weights.
+
+    Example:
+        >>> mean = Mean()
+        >>> mean.add(torch.tensor(6.0), torch.tensor(2.0)), mean.add(torch.tensor(2.0), torch.tensor(2.0))
+        (None, None)
+        >>> mean.result().item()
+        2.0
+    """
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.weight: Tensor | None = None
+
+    join = staticmethod(sum_pieces)
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        if self.total is None or self.weight is None:
+            self.total, self.weight = total.detach().clone(), weight.detach().double()
+        else:
+            self.total.add_(total)
+            self.weight += weight
+
+    def merge(self, other: "Mean") -> None:
+        """Another mean."""
+        if other.total is not None and other.weight is not None:
+            self.add(other.total, other.weight)
+
+    def result(self) -> Tensor:
+        """The weighted mean."""
+        assert self.total is not None and self.weight is not None, "no batch was added"
+        return self.total / self.weight.to(self.total.dtype)
+
+
+class Moments:
+    """Mean and summed squared deviation of per-batch means, each batch one observation (Welford; Chan et al. 1979).
+
+    For rows (k, dim) per batch: `mean` is (k, dim) and `squares` (k,), the sum over batches of ||h_b - mean||^2. One
+    pass, no cancellation.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor | None = None
+        self.squares: Tensor | None = None
+
+    join = staticmethod(sum_pieces)
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch, as its mean."""
+        value = total / weight.to(total.dtype)
+        self.count += 1
+        if self.mean is None or self.squares is None:
+            self.mean, self.squares = value.clone(), value.new_zeros(len(value), dtype=torch.float64)
+            return
+        ahead = value - self.mean
+        self.mean = self.mean + ahead / self.count
+        self.squares = self.squares + (ahead * (value - self.mean)).sum(-1).double()
+
+    def merge(self, other: "Moments") -> None:
+        """Batches seen by another."""
+        if other.mean is None or other.squares is None:
+            return
+        if self.mean is None or self.squares is None:
+            self.count, self.mean, self.squares = other.count, other.mean, other.squares
+            return
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        self.squares = (
+            self.squares + other.squares + apart.square().sum(-1).double() * (self.count * other.count / count)
+        )
+        self.mean = self.mean + apart * (other.count / count)
+        self.count = count
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The mean (k, dim) and the unbiased variance (k,), summed over elements."""
+        if self.mean is None or self.squares is None or self.count < 2:
+            raise ValueError(f"a variance between batches needs at least 2 batches, got {self.count}")
+        return self.mean, self.squares / (self.count - 1)
+
+
+class Concat:
+    """Per-sample values, in data order.
+
+    Example:
+        >>> seen = Concat()
+        >>> seen.add(torch.tensor([1.0, 2.0]), torch.tensor(2.0))
+        >>> seen.result().tolist()
+        [1.0, 2.0]
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def join(self, pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Pieces of a batch, end to end."""
+        return torch.cat([values for values, _ in pieces]), sum_pieces([(w, w) for _, w in pieces])[0]
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        self.parts.append(total.detach())
+
+    def merge(self, other: "Concat") -> None:
+        """Batches that come after these."""
+        self.parts.extend(other.parts)
+
+    def result(self) -> Tensor:
+        """All values (N, ...)."""
+        return torch.cat(self.parts)

@@ -1,0 +1,165 @@
+"""Named parameters and flat rows.
+
+Inside ritz a vector of parameters is a row of one contiguous (k, dim) tensor: k vectors side by side, each the
+concatenation of the flattened parameters in `named_parameters` order. `ParamSpace` maps between the two and draws the
+random probes.
+
+Probes are keyed, not streamed: the number at (seed, index, parameter name, element) is a hash of those four, so a
+probe is the same on every device and on any sharding, common to two checkpoints of one network, and the probe of a
+block of layers is the restriction of the probe of the whole.
+"""
+
+import fnmatch
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Distribution = Literal["rademacher", "normal"]
+
+
+@dataclass(frozen=True)
+class ParamSpace:
+    """The parameters a matrix acts on: their names and shapes, in the order of the flat vector.
+
+    Example:
+        >>> space = ParamSpace(("w", "b"), (torch.Size([2, 3]), torch.Size([2])))
+        >>> space.dim, space.slices["b"]
+        (8, slice(6, 8, None))
+        >>> {name: tuple(t.shape) for name, t in space.split(torch.zeros(5, 8)).items()}
+        {'w': (5, 2, 3), 'b': (5, 2)}
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor]) -> "ParamSpace":
+        """The space of a dictionary of named tensors."""
+        return cls(tuple(params), tuple(p.shape for p in params.values()))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each parameter."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of elements in all, the P of the papers."""
+        return sum(self.sizes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter lies in the flat vector."""
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        return {name: slice(end - size, end) for name, size, end in zip(self.names, self.sizes, ends, strict=True)}
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """Rows (k, dim) or one vector (dim,) as named tensors (k, *shape) or (*shape); views, no copy."""
+        lead = rows.shape[:-1]
+        parts = rows.split(self.sizes, dim=-1)
+        return {
+            name: part.reshape(*lead, *shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def join(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """The inverse of `split`; `lead` is the number of leading batch dimensions."""
+        return torch.cat([params[name].flatten(lead) for name in self.names], dim=-1)
+
+    def segment(self, rows: Tensor) -> Tensor:
+        """Sums of rows (k, dim) over each parameter: (k, num_params). Serves per-layer dots and norms."""
+        return torch.stack([part.sum(-1) for part in rows.split(self.sizes, dim=-1)], dim=-1)
+
+    def probes(
+        self,
+        indices: Sequence[int],
+        seed: int,
+        distribution: Distribution = "rademacher",
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Random rows (len(indices), dim) with E[v v'] = I, one for each probe index.
+
+        Args:
+            indices: Which probes; asking for (0, 1) and then (2,) gives the rows of (0, 1, 2).
+            seed: Any integer.
+            distribution: "rademacher" (signs; least variance for a trace) or "normal" (rotation invariant; normalised
+                it is uniform on the sphere, which the bounds for a random start need).
+        """
+        return torch.stack([
+            torch.cat([
+                _draw(size, seed, index, name, distribution, dtype, torch.device(device))
+                for name, size in zip(self.names, self.sizes, strict=True)
+            ])
+            for index in indices
+        ])
+
+
+def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
+    """The names that match a glob or one of several, in their own order.
+
+    Raises:
+        ValueError: If a pattern matches nothing.
+
+    Example:
+        >>> select(["conv.weight", "conv.bias", "fc.weight"], ["conv.*"])
+        ['conv.weight', 'conv.bias']
+    """
+    names = list(names)
+    globs = [patterns] if isinstance(patterns, str) else list(patterns)
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise ValueError(f"no parameter matches {glob!r}; there are: {', '.join(names[:20])}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _draw(
+    size: int, seed: int, index: int, name: str, distribution: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """`size` random numbers of mean 0 and variance 1, keyed by (seed, index, name)."""
+    if distribution == "rademacher":
+        bits = random_bits(size, (seed, index, name), device)
+        return torch.where(bits < 0, -1.0, 1.0).to(dtype)
+    if distribution == "normal":  # Box-Muller; float64 so that the tails and every device agree
+        radius = random_uniform(size, (seed, index, name, "radius"), device).log_().mul_(-2).sqrt_()
+        angle = random_uniform(size, (seed, index, name, "angle"), device).mul_(2 * math.pi).cos_()
+        return radius.mul_(angle).to(dtype)
+    raise ValueError(f"distribution must be 'rademacher' or 'normal', got {distribution!r}")
+
+
+def random_uniform(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
+    """Uniform numbers in (0, 1), float64: elements start ... start + size - 1 of the stream named by `key`."""
+    return random_bits(size, key, device, start).bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add(0.5) * 2.0**-53
+
+
+def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
+    """64 random bits for each element: SplitMix64 (Steele, Lea and Flood 2014) at counter = element.
+
+    A counter-based generator, so an element does not depend on who draws it. Integer arithmetic wraps modulo 2^64.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    origin = int.from_bytes(digest, "little", signed=True)
+    x = torch.arange(start, start + size, dtype=torch.int64, device=device)
+    x = x.mul_(_signed(0x9E3779B97F4A7C15)).add_(origin)
+    x ^= _logical_shift(x, 30)
+    x *= _signed(0xBF58476D1CE4E5B9)
+    x ^= _logical_shift(x, 27)
+    x *= _signed(0x94D049BB133111EB)
+    return x.bitwise_xor_(_logical_shift(x, 31))
+
+
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    """Right shift that fills with zeros; torch's own shift on int64 copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """An unsigned 64-bit constant as the int64 of the same bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
