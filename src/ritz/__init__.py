@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ritz import losses, operators, testing
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.samples import sample_traces
-    from ritz.estimators.spectrum import Spectrum, spectrum
+    from ritz.estimators.quantities import Spectrum
+    from ritz.estimators.spectrum import spectrum
     from ritz.estimators.trace import diagonal, frobenius_norm, logdet, trace
     from ritz.krylov.eigen import top_eigenpairs
     from ritz.krylov.solve import solve
@@ -81,7 +82,7 @@ _HOME = {
     "solve": "ritz.krylov.solve",
     "top_eigenpairs": "ritz.krylov.eigen",
     "spectrum": "ritz.estimators.spectrum",
-    "Spectrum": "ritz.estimators.spectrum",
+    "Spectrum": "ritz.estimators.quantities",
     "trace": "ritz.estimators.trace",
     "frobenius_norm": "ritz.estimators.trace",
     "diagonal": "ritz.estimators.trace",

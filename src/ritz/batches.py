@@ -48,6 +48,11 @@ class Batch:
         ]
 
 
+    def take(self, rows: Tensor, index: int) -> "Batch":
+        """A batch of some of the samples, in any order and with repeats."""
+        return Batch(map_tensors(self.data, lambda x: x[rows]), index, index * len(rows), len(rows))
+
+
 class Batches:
     """A re-iterable of `Batch`, cached on the device when it fits.
 
@@ -167,7 +172,7 @@ class Batches:
                 f"num_batches * batch_size = {num_batches} * {batch_size} samples asked of {self.num_samples}; "
                 "take fewer or smaller batches"
             )
-        pool = self._pool()
+        pool = self.pool()
         if pool is None:
             whole = [batch for batch in self if batch.size == batch_size]
             if len(whole) < num_batches:
@@ -177,23 +182,17 @@ class Batches:
                 )
             return [whole[int(i)] for i in _shuffled(len(whole), seed)[:num_batches]]
         chosen = _shuffled(self.num_samples, seed)[: num_batches * batch_size].to(self.device)
-        return [
-            Batch(map_tensors(pool, lambda x, rows=rows: x[rows]), i, i * batch_size, batch_size)
-            for i, rows in enumerate(chosen.split(batch_size))
-        ]
+        return [pool.take(rows, index) for index, rows in enumerate(chosen.split(batch_size))]
 
-    def _pool(self) -> Any:
-        """All samples as one batch, or None where they do not stack."""
-        if self._kept is None:
-            return None
-        if len(self._kept) == 1:
-            return self._kept[0].data if _all_batched(self._kept[0]) else None
-        if not all(_all_batched(batch) for batch in self._kept):
+    def pool(self) -> Batch | None:
+        """All samples as one batch, or None where they are not kept or do not stack."""
+        if self._kept is None or not all(_all_batched(batch) for batch in self._kept):
             return None
         try:
-            return stack_batches([batch.data for batch in self._kept])
+            data = stack_batches([batch.data for batch in self._kept])
         except (RuntimeError, TypeError):
             return None
+        return Batch(data, 0, 0, self.num_samples)
 
 
 _END = object()

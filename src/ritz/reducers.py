@@ -73,50 +73,59 @@ class Mean:
 
 
 class Moments:
-    """Mean and summed squared deviation of per-batch means, each batch one observation (Welford; Chan et al. 1979).
+    """Mean and variance of per-batch means, each batch one observation (Welford 1962; Chan, Golub and LeVeque 1979).
 
-    For rows (k, dim) per batch: `mean` is (k, dim) and `squares` (k,), the sum over batches of ||h_b - mean||^2. One
-    pass, no cancellation.
+    For rows (k, dim) per batch h_b, the squared increment (b - 1) / b |h_b - mean of those before|^2 has the variance
+    between batches as its mean, whatever b; increments are uncorrelated (Helmert), so their spread is its error. One
+    pass, no cancellation, memory of two rows each.
+
+    Example:
+        >>> seen = Moments()
+        >>> for value in (1.0, 2.0, 3.0):
+        ...     seen.add(torch.tensor([[value]]), torch.tensor(1.0))
+        >>> mean, variance = seen.result()
+        >>> mean.item(), variance.item()
+        (2.0, 1.0)
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.mean: Tensor | None = None
-        self.squares: Tensor | None = None
+        self.squares: list[Tensor] = []  # (k,) each
 
     join = staticmethod(sum_pieces)
 
     def add(self, total: Tensor, weight: Tensor) -> None:
         """One batch, as its mean."""
-        value = total / weight.to(total.dtype)
-        self.count += 1
-        if self.mean is None or self.squares is None:
-            self.mean, self.squares = value.clone(), value.new_zeros(len(value), dtype=torch.float64)
-            return
-        ahead = value - self.mean
-        self.mean = self.mean + ahead / self.count
-        self.squares = self.squares + (ahead * (value - self.mean)).sum(-1).double()
+        one = Moments()
+        one.count, one.mean = 1, total / weight.to(total.dtype)
+        self.merge(one)
 
     def merge(self, other: "Moments") -> None:
         """Batches seen by another."""
-        if other.mean is None or other.squares is None:
+        if other.mean is None:
             return
-        if self.mean is None or self.squares is None:
-            self.count, self.mean, self.squares = other.count, other.mean, other.squares
+        self.squares += other.squares
+        if self.mean is None:
+            self.count, self.mean = other.count, other.mean
             return
         count = self.count + other.count
         apart = other.mean - self.mean
-        self.squares = (
-            self.squares + other.squares + apart.square().sum(-1).double() * (self.count * other.count / count)
-        )
+        self.squares.append(apart.square().sum(-1).double() * (self.count * other.count / count))
         self.mean = self.mean + apart * (other.count / count)
         self.count = count
 
+    def increments(self) -> Tensor:
+        """Squared increments (count - 1, k), each with the variance between batches as its mean."""
+        if self.count < 2:
+            raise ValueError(f"a variance between batches needs at least 2 batches, got {self.count}")
+        return torch.stack(self.squares)
+
     def result(self) -> tuple[Tensor, Tensor]:
         """The mean (k, dim) and the unbiased variance (k,), summed over elements."""
-        if self.mean is None or self.squares is None or self.count < 2:
-            raise ValueError(f"a variance between batches needs at least 2 batches, got {self.count}")
-        return self.mean, self.squares / (self.count - 1)
+        squares = self.increments()
+        assert self.mean is not None
+        return self.mean, squares.mean(0)
 
 
 class Concat:

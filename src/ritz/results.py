@@ -71,18 +71,35 @@ class ChiSquare:
     `offset` is the part that is known exactly and takes no share in the sampling.
     """
 
-    dof: float
-    offset: float = 0.0
+    dof: Number
+    offset: Number = 0.0
 
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """offset + nu (value - offset) / chi^2 quantiles."""
+        low, high = (self.dof / self._quantile(q) for q in (0.5 + level / 2, 0.5 - level / 2))
+        return self.offset + (bracket[0] - self.offset) * low, self.offset + (bracket[1] - self.offset) * high
+
+    def _quantile(self, q: float) -> Number:
         from scipy.stats import chi2
 
-        if not self.dof > 0:
-            return bracket
-        low, high = (float(chi2.ppf(q, self.dof)) for q in (0.5 + level / 2, 0.5 - level / 2))
-        sampled = bracket[0] - self.offset, bracket[1] - self.offset
-        return self.offset + sampled[0] * self.dof / low, self.offset + sampled[1] * self.dof / high
+        if isinstance(self.dof, Tensor):
+            return torch.as_tensor(chi2.ppf(q, self.dof.double().cpu().numpy())).to(self.dof)
+        return float(chi2.ppf(q, self.dof))
+
+
+def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Number:
+    """Degrees of freedom of a mean of `num_probes` forms v'Av, A positive of order `dim`, v uniform on the sphere.
+
+    nu = K (Tr A)^2 / Tr A^2 for normal probes; on the sphere the part along the identity has no variance, which divides
+    by 1 - (Tr A)^2 / (n Tr A^2). At least K, since (Tr A)^2 >= Tr A^2; capped where the form hardly varies at all.
+
+    Example:
+        >>> matched_dof(8, trace=1.0, square=1.0, dim=1000) // 0.01 / 100  # one eigenvalue: chi^2 with K degrees
+        8.0
+    """
+    ratio = torch.as_tensor(trace).double().square() / torch.as_tensor(square).double().clamp(min=1e-300)
+    dof = num_probes * (ratio / (1 - ratio / dim).clamp(min=1e-6)).clamp(min=1.0, max=1e9)
+    return dof if isinstance(trace, Tensor) else float(dof)
 
 
 @dataclass(frozen=True)
@@ -104,14 +121,34 @@ class RandomStart:
     slack: float
     largest: bool  # bound the largest eigenvalue (else the smallest)
 
-    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
-        """From the Ritz value to the bound that a random start exceeds with probability 1 - level."""
+    def bound(self, level: float) -> float:
+        """What the eigenvalue exceeds with probability at most 1 - level."""
         log_odds = math.log(1.648 * math.sqrt(self.dim)) - math.log(1 - level) / self.num_probes
         eps = (log_odds / (2 * self.num_steps - 1)) ** 2
-        over = math.inf if eps >= 0.5 else self.spread * eps / (1 - 2 * eps)
+        if self.spread and eps >= 0.5:  # too few steps to say anything
+            return math.inf if self.largest else -math.inf
+        over = self.spread * eps / (1 - 2 * eps) if self.spread else 0.0
         if self.largest:
-            return bracket[0], max(float(bracket[1]), max(self.locked, self.reach + over) + self.slack)
-        return min(float(bracket[0]), min(self.locked, self.reach - over) - self.slack), bracket[1]
+            return max(self.locked, self.reach + over) + self.slack
+        return min(self.locked, self.reach - over) - self.slack
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the Ritz value to the bound."""
+        if self.largest:
+            return bracket[0], max(float(bracket[1]), self.bound(level))
+        return min(float(bracket[0]), self.bound(level)), bracket[1]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """The larger in size of the bounds at both ends of a spectrum."""
+
+    low: RandomStart
+    high: RandomStart
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the largest |Ritz value| to the further of the two bounds."""
+        return bracket[0], max(float(bracket[1]), self.high.bound(level), -self.low.bound(level))
 
 
 # ----------------------------------------------------------------------------------------------- estimate
@@ -268,7 +305,8 @@ _HOMES = {
     "StudentT": "ritz.results",
     "ChiSquare": "ritz.results",
     "RandomStart": "ritz.results",
-    "Spectrum": "ritz.estimators.spectrum",
+    "Magnitude": "ritz.results",
+    "Spectrum": "ritz.estimators.quantities",
     "Head": "ritz.krylov.head",
     "Tridiagonal": "ritz.krylov.lanczos",
     "LanczosState": "ritz.krylov.lanczos",

@@ -8,7 +8,7 @@ with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .batches import Batch, Batches, isolated_rng
 from .errors import NonFiniteError, UnsupportedError
+from .layers import Capture, Recorder
 from .losses import Loss, Target, as_loss
 from .plan import Plan
 from .reducers import Mean, Reducer
@@ -237,6 +238,32 @@ class Risk:
             return functional_call(module, state, (batch.data,))
         torch.manual_seed(batch.index)  # inside `session`, which puts the generator back
         return functional_call(module, state, (batch.data,))
+
+    def captured(
+        self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]
+    ) -> tuple[Tensor, Iterator[list[Capture]]]:
+        """One forward pass, and for each stack of cotangents the input and output gradient of every layer.
+
+        Only modules that hold chosen parameters are looked at; a module called twice is there twice. To be called
+        inside `session`; the hooks are gone when this returns.
+
+        Args:
+            params: The chosen parameters.
+            batch: The batch.
+            cotangents: Given the outputs, stacks (r, *out.shape) of them, each one backward pass for r of them.
+
+        Raises:
+            UnsupportedError: If a chosen parameter reaches the outputs other than through a call of its module.
+
+        Returns:
+            The outputs, and one list of `Capture` for each stack.
+        """
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad(), Recorder(self.model, self.names) as recorder:
+            out = self.output(leaves, batch)
+        recorder.check(out, leaves)
+        held = out.detach()
+        return held, (recorder.captures(out, stack) for stack in cotangents(held))
 
     def _current(self) -> tuple[Params, Params]:
         """(chosen parameters, everything else) as of now; cast copies are kept until a weight moves."""

@@ -216,3 +216,20 @@ def test_bad_arguments_are_refused(bad):
     name, value = next(iter(bad.items()))
     with pytest.raises(ValueError, match=f"must be at least 1.*{name}={value}"):
         find_head(DenseOperator(torch.eye(3)), **bad)
+
+
+@pytest.mark.gpu
+def test_no_block_step_waits_for_the_device():
+    op = DenseOperator(outliers(400).float().cuda())
+    find_head(op)  # kernels are loaded
+    seen = []
+
+    def watch(done: int, total: int) -> None:  # from the first block step to the last
+        torch.cuda.set_sync_debug_mode("error" if done < total else "default")
+        seen.append(done)
+
+    try:
+        find_head(op, progress=watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(seen) == 12

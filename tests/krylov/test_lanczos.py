@@ -78,7 +78,7 @@ def test_a_probe_alone_gives_what_it_gives_in_company():
         torch.testing.assert_close(alone.alpha[0], together.alpha[i], rtol=1e-12, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------- breakdown
+# ----------------------------------------------------------------------------- exhausted Krylov spaces
 
 
 @pytest.mark.parametrize("mode", ["none", "full", "locked"])
@@ -182,8 +182,14 @@ def test_rows_stay_orthogonal_to_the_locked_ones(mode):
     A = outliers(200).float()
     U = torch.linalg.eigh(A.double())[1][:, -10:].T.float().contiguous()
     seen = []
-    lanczos(DenseOperator(A), rows(2, 200).float(), 40, locked=U, reorthogonalize=mode,
-            observe=lambda step, q, image: seen.append(max(float((q @ U.T).abs().max()), float((image @ U.T).abs().max()))))
+    lanczos(
+        DenseOperator(A),
+        rows(2, 200).float(),
+        40,
+        locked=U,
+        reorthogonalize=mode,
+        observe=lambda step, q, image: seen.append(max(float((q @ U.T).abs().max()), float((image @ U.T).abs().max()))),
+    )
     assert max(seen) < 3e-6
 
 
@@ -214,9 +220,7 @@ def test_the_scale_of_the_whole_matrix_tells_round_off_from_a_small_matrix():
 def test_ghosts_appear_without_reorthogonalisation_and_leave_the_integrals_alone():
     A, V, m = outliers(400), rows(2, 400), 100
     op = DenseOperator(A.float())
-    full, none = (
-        lanczos(op, V.float(), m, reorthogonalize=mode).tridiagonal().gauss() for mode in ("full", "none")
-    )
+    full, none = (lanczos(op, V.float(), m, reorthogonalize=mode).tridiagonal().gauss() for mode in ("full", "none"))
     counted = lambda rule: (rule.nodes > 1.0).sum(1)  # noqa: E731
     assert (counted(full) == 10).all()
     assert (counted(none) > 20).all()
@@ -337,3 +341,31 @@ def test_bad_input_is_refused():
         lanczos(op, torch.ones(1, 5), 1)
     with pytest.raises(ValueError, match="no step has been taken"):
         start(torch.ones(1, 4)).tridiagonal()
+
+
+# --------------------------------------------------------------------------------------- on a device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["none", "locked", "full"])
+def test_no_step_waits_for_the_device(mode):
+    op = DenseOperator(outliers(200).float().cuda())
+    locked = torch.linalg.eigh(outliers(200))[1][:, -3:].T.float().cuda().contiguous() if mode == "locked" else None
+    first = extend(op, start(rows(3, 200).float().cuda(), locked=locked, reorthogonalize=mode), 1)  # kernels are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        state = extend(op, first, 5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert state.tridiagonal().alpha.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_a_basis_on_the_host_gives_what_one_on_the_device_gives():
+    op, V = DenseOperator(outliers(300).cuda()), rows(3, 300).cuda()
+    here = lanczos(op, V, 20, reorthogonalize="full")
+    there = lanczos(op, V, 20, reorthogonalize="full", offload=True)
+    assert here.basis.is_cuda
+    assert not there.basis.is_cuda
+    torch.testing.assert_close(there.basis, here.basis.cpu(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(there.alpha, here.alpha, rtol=1e-10, atol=1e-10)

@@ -267,24 +267,27 @@ class BlockSpace:
 def orthonormalised(rows: Tensor, basis: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal rows (b, dim) that span `rows` less the span of `basis`, and which of them are there, (b,) bool.
 
-    Each pass projects against the basis, rotates to the eigenvectors of the b x b Gram matrix and divides by the norms
-    that the rotated rows have (not by those that the Gram matrix claims: squaring loses half the digits). A first pass
-    leaves nearly dependent directions mixed, the second parts them, the third cleans up. Rows that vanish become zero.
+    Block projection against the basis, then Gram-Schmidt row by row within the block, each twice; the whole once more,
+    because division by a small norm brings back what projection left behind. Rows no longer than `floor` become zero.
+    A decomposition of the b x b Gram matrix would be shorter, but waits for the device and squares the condition.
     """
-    noise = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)  # what is round-off in each unit row
-    for least in (floor, torch.finfo(rows.dtype).eps ** 0.5, 0.5):
+    for least in (floor, 0.5):  # the second time a row of length 1 that loses half of it was round-off
         for _ in range(2):
             rows = torch.addmm(rows, rows @ basis.T, basis, alpha=-1)
-        gram = (rows @ rows.T).double()
-        # a NaN is found when the Ritz values are asked for; the decomposition would raise here, in the midst of things
-        _, axes = torch.linalg.eigh(gram.nan_to_num())
-        rows = axes.T.to(rows) @ rows
-        norms = row_norms(rows)
-        dead = norms <= (axes.square().T @ noise.square()).sqrt().clamp_min(least)
-        norms = torch.where(dead, 1.0, norms)
-        rows = (rows / norms.to(rows.dtype)[:, None]).masked_fill(dead[:, None], 0.0)
-        noise = torch.where(dead, 0.0, least / norms)
-    return rows, ~dead
+        done = torch.zeros_like(rows)
+        alive = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        for i in range(len(rows)):
+            row = rows[i : i + 1]
+            for _ in range(2):
+                row = torch.addmm(row, row @ done[:i].T, done[:i], alpha=-1)
+            norm = row_norms(row)  # (1,)
+            dead = norm <= least
+            done[i : i + 1] = (row / torch.where(dead, 1.0, norm).to(row.dtype)[:, None]).masked_fill(
+                dead[:, None], 0.0
+            )
+            alive[i : i + 1] = ~dead
+        rows = done
+    return rows, alive
 
 
 def dense_eigenpairs(op: Operator) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,185 @@
+"""The noise of the curvature between mini-batches, and unbiased moments from mini-batches (seed 004; seed 002, section 5).
+
+For batches b with curvature H_b = H + X_b the noise is Tr X^2 / P (equation 15 of seed 004). Algorithm 1 as printed there
+does not give it: its sum is not divided by the number of batches, it subtracts (v'Hv)^2 where |Hv|^2 is meant, and so
+returns noise plus signal. Here, for unit v,
+
+    E_v [ sum_b |(H_b - Hbar) v|^2 / (n - 1) ]  =  E Tr X^2 / P
+
+without bias for n disjoint batches.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..batches import Batch
+from ..errors import UnsupportedError
+from ..operators.base import RiskOperator
+from ..operators.gauss_newton import GGN
+from ..operators.hessian import Hessian
+from ..reducers import Concat, Moments
+from ..results import ChiSquare, Estimate, StudentT, from_samples
+from ..risk import Params, Risk
+from ..space import random_uniform
+
+Curvature = Literal["hessian", "ggn"]
+Target = Literal["population", "empirical"]
+Progress = Callable[[int, int], None]
+
+
+def curvature_noise(
+    risk: Risk,
+    num_batches: int = 16,
+    batch_size: int = 128,
+    seed: int = 0,
+    *,
+    num_probes: int = 4,
+    curvature: Curvature = "hessian",
+    target: Target = "population",
+    progress: Progress | None = None,
+) -> Estimate:
+    """Tr X^2 / P for X = H_batch - H at this batch size, unbiased (seed 004, equation 15 and Algorithm 1, corrected).
+
+    Batches are disjoint, of samples drawn without replacement: another seed draws others. The standard error counts
+    both the batches and the probes. `parts` has what came free: "mean curvature" (Tr H / P), "second moment"
+    (Tr H^2 / P, the noise taken out) and "gradient noise" (trace of the covariance of batch gradients).
+
+    Args:
+        risk: Training data without augmentation.
+        num_batches: n, at least 2.
+        batch_size: Of the batches whose noise is asked for; the noise falls as 1 / batch_size.
+        seed: Of the batches and of the probes.
+        num_probes: K.
+        curvature: "hessian" (the paper) or "ggn" (what KFAC approximates).
+        target: X against the curvature of the distribution the data came from ("population"), or of the data themselves
+            ("empirical", smaller by 1 - batch_size / N).
+        progress: Called as progress(batches done, batches in all).
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> X = torch.tensor([1.0, 2.0, 3.0, 4.0]).sqrt()[:, None]
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (X, torch.zeros(4, 1)))
+        >>> noise = curvature_noise(risk, num_batches=4, batch_size=1)  # curvatures 2, 4, 6, 8
+        >>> round(noise.value, 4), round(noise.parts["mean curvature"].value, 4)
+        (6.6667, 5.0)
+    """
+    if num_batches < 2:
+        raise ValueError(f"a variance between batches needs num_batches >= 2, got {num_batches}")
+    if batch_size < 1 or num_probes < 1:
+        raise ValueError(f"batch_size and num_probes must be at least 1, got {batch_size} and {num_probes}")
+    if curvature not in ("hessian", "ggn"):
+        raise ValueError(f"curvature must be 'hessian' or 'ggn', got {curvature!r}")
+    if target not in ("population", "empirical"):
+        raise ValueError(f"target must be 'population' or 'empirical', got {target!r}")
+    risk.check()
+    operator: RiskOperator = Hessian(risk) if curvature == "hessian" else GGN(risk)
+    batches = risk.batches.sample(num_batches, batch_size, seed)
+    rows = operator.probes(range(num_probes), seed, "normal")
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    increments, mean, gradient = _walk(operator, rows, batches, progress)
+    factor = 1 - batch_size / risk.num_samples if target == "empirical" else 1.0
+    about = {
+        "products": num_batches * num_probes,
+        "seed": seed,
+        "convention": f"batches of {batch_size}, about the {target} mean; {operator.convention()}",
+    }
+    noise = factor * increments.mean(0)  # (K,)
+    forms = (rows * mean).double().sum(1).cpu()
+    second = mean.double().square().sum(1).cpu() - increments.mean(0) / num_batches
+    parts = {
+        "mean curvature": from_samples("mean curvature", forms, **about),  # type: ignore[arg-type]
+        "second moment": from_samples("second moment", second, **about),  # type: ignore[arg-type]
+        "gradient noise": _variance("gradient noise", factor * gradient, about),
+    }
+    return _variance("curvature noise", factor * increments, about, samples=noise, parts=parts)
+
+
+def _walk(
+    operator: RiskOperator, rows: Tensor, batches: list[Batch], progress: Progress | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared increments (n - 1, K), mean images (K, dim), and squared increments of the gradient (n - 1, 1)."""
+    risk = operator.risk
+
+    def both(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        image, weight = operator.batch_rows(params, batch, rows)
+        gradient, _ = risk.batch_gradient(params, batch)
+        return torch.cat([image, gradient[None]]), weight
+
+    moments = Moments()
+    risk.fold(both, moments, batches=batches, progress=progress)
+    squares, mean = moments.increments().cpu(), moments.result()[0]
+    if not bool(mean.isfinite().all()):
+        operator.diagnose()
+    return squares[:, :-1], mean[:-1], squares[:, -1:]
+
+
+def _variance(name: str, increments: Tensor, about: dict[str, object], **fields: object) -> Estimate:
+    """The mean of squared increments (n - 1, K), with the error from batches and, beyond it, from probes."""
+    per_batch, per_probe = increments.mean(1), increments.mean(0)
+    value = float(per_batch.mean())
+    error = float(per_batch.var() / len(per_batch)) if len(per_batch) > 1 else math.nan
+    if len(per_probe) > 1:
+        error += float(per_probe.var() / len(per_probe))
+    # a variance is a sum of squares: chi-square with the degrees of freedom that its own error asks for
+    dof = 2 * value**2 / error if error > 0 else 1e9
+    rule = ChiSquare(min(dof, 1e9)) if math.isfinite(error) else StudentT(0)
+    return Estimate(
+        name=name, value=value, stderr=math.sqrt(error), rule=rule, support=(0.0, math.inf), **about, **fields  # type: ignore[arg-type]
+    )
+
+
+def minibatch_moment(
+    risk: Risk,
+    num_pairs: int = 32,
+    batch_size: int = 128,
+    seed: int = 0,
+    *,
+    curvature: Curvature = "hessian",
+) -> Estimate:
+    """Tr H^2 of the whole data from mini-batches, unbiased: the mean of v' H_1 H_2 v over independent pairs of batches.
+
+    The square of one batch is biased upwards by its noise, E Tr H_b^2 = Tr H^2 + Tr X^2 (seed 002, equation 12), and so
+    is a pair of disjoint batches downwards; the two of a pair are drawn independently, with replacement. `parts["naive"]`
+    is the biased estimate from the same products.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.ones(8, 1), torch.zeros(8, 1)))  # H = 2 everywhere
+        >>> round(minibatch_moment(risk, num_pairs=4, batch_size=2).value, 4)
+        4.0
+    """
+    if num_pairs < 2 or batch_size < 1:
+        raise ValueError(f"num_pairs must be at least 2 and batch_size at least 1, got {num_pairs} and {batch_size}")
+    risk.check()
+    operator: RiskOperator = Hessian(risk) if curvature == "hessian" else GGN(risk)
+    pool = risk.batches.pool()
+    if pool is None:
+        raise UnsupportedError("pairs of batches are drawn from all samples, which this data does not give; use (X, y)")
+    draws = random_uniform(2 * num_pairs * batch_size, ("pairs", seed)).mul(risk.num_samples).long()
+    both = [pool.take(rows.to(risk.device), index) for index, rows in enumerate(draws.split(batch_size))]
+
+    waiting: list[Tensor] = []  # the image of the first of a pair, until the second comes
+
+    def dots(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        total, weight = operator.batch_rows(params, batch, operator.probes([batch.index // 2], seed))
+        image = total[0] / weight.to(total)
+        if not waiting:
+            waiting.append(image)
+            return image.new_empty(0, 2), weight
+        first = waiting.pop()
+        return torch.stack([first @ image, (first @ first + image @ image) / 2])[None], weight
+
+    values = risk.fold(dots, Concat(), batches=both).double().cpu()  # (pairs, 2)
+    about = {
+        "products": 2 * num_pairs,
+        "seed": seed,
+        "convention": f"Tr H^2 from pairs of batches of {batch_size}; {operator.convention()}",
+    }
+    naive = from_samples("moment 2, naive", values[:, 1], **about)  # type: ignore[arg-type]
+    return from_samples("moment 2", values[:, 0], parts={"naive": naive}, **about)  # type: ignore[arg-type]

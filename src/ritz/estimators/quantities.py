@@ -1,0 +1,418 @@
+"""What one Krylov run says of a spectrum: every number with its sampling error and its bracket.
+
+With r pairs locked and K probes of m steps in what is left (`estimators.spectrum`), for a function f of the matrix H of
+order P,
+
+    Tr f(H)  ~  sum_i f(theta_i)  +  (P - r) mean_k sum_j w_kj f(t_kj)
+
+(stochastic Lanczos quadrature; Ubaru, Chen and Saad 2017; theorem 3 of seed 001). For f(t) = t and t^2 the split is
+exact however good the locked pairs are. The spread over probes is the sampling error; what they have in common, the depth
+of the quadrature and the coupling of head and tail, is a bracket.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..krylov.lanczos import Tridiagonal
+from ..results import (
+    ChiSquare,
+    Estimate,
+    Exact,
+    IntervalRule,
+    Magnitude,
+    RandomStart,
+    StudentT,
+    equal,
+    from_samples,
+    matched_dof,
+    new_axes,
+    save,
+)
+
+if TYPE_CHECKING:
+    import os
+
+    from matplotlib.axes import Axes
+
+NOISE_MARGIN = 10.0  # a shift below this many times the noise of a product is refused
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Spectrum:
+    """The spectrum of a symmetric matrix of order `dim`, as one run saw it. Every number is an `Estimate`.
+
+    Attributes:
+        dim: Order of the matrix, P.
+        head: Locked Ritz values (r,); all eigenvalues where `complete`.
+        head_residuals: Their residual norms (r,).
+        coupling: Spectral norm of the residual block between the locked pairs and the rest.
+        ends: (smallest, its residual, largest, its residual) Ritz value of the head's whole block space, or empty.
+        tail: The tridiagonals of the probes, or None where the head is complete.
+        layers: Names of the parameters.
+        layer_samples: Per probe and parameter, the trace of its diagonal block, (K, len(layers)).
+        positive: Whether the matrix is positive semi-definite by construction.
+        noise: Relative round-off of one product.
+        products, seed, stop, convention: See `Estimate`.
+    """
+
+    dim: int
+    head: Tensor
+    head_residuals: Tensor
+    coupling: float
+    ends: tuple[float, ...]
+    tail: Tridiagonal | None
+    layers: tuple[str, ...]
+    layer_samples: Tensor
+    positive: bool
+    noise: float
+    products: int
+    seed: int
+    stop: str
+    convention: str
+
+    # ------------------------------------------------------------------------------------------- moments
+
+    @property
+    def trace(self) -> Estimate:
+        """Tr H; `parts` are the traces of the diagonal blocks of single parameters, from the same products."""
+        cost = self._cost("trace of the diagonal block of one parameter")
+        exact = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
+        parts = {
+            name: replace(from_samples(f"trace of {name}", column, **cost), **exact)
+            for name, column in zip(self.layers, self.layer_samples.T, strict=True)
+        }
+        return self._average("trace", lambda t: t, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts)
+
+    def moment(self, k: int) -> Estimate:
+        """Tr H^k. For k = 2 it is the unbiased squared Frobenius norm; k up to 2 m - 1 are free of depth error."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if self.tail is not None and k > 2 * self.num_steps - 1:
+            raise ValueError(f"{self.num_steps} steps give moments up to {2 * self.num_steps - 1}, got k={k}")
+        if k == 1:
+            return self.trace
+        head = float(self.head.pow(k).sum())
+        if k == 2:  # exact for any orthonormal locked rows: 2 |HU|^2 - |U'HU|^2 + |QHQ|^2
+            head += 2 * float(self.head_residuals.square().sum())
+            return self._average("moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf))
+        # second order in the coupling E: |Tr H^k - Tr (H - E)^k| <= k (k - 1) / 2 ||H||^(k-2) ||E||_F^2
+        bound = float(self.spectral_norm.value) + self.coupling
+        slack = k * (k - 1) / 2 * bound ** (k - 2) * 2 * float(self.head_residuals.square().sum())
+        return self._average(f"moment {k}", lambda t: t**k, head, f"Tr H^{k}", slack=(slack, slack))
+
+    @property
+    def frobenius_norm(self) -> Estimate:
+        """||H||_F, the root of `moment(2)`."""
+        square = self.moment(2)
+        value = math.sqrt(max(float(square.value), 0.0))
+        stderr = float(square.stderr) / (2 * value) if value else 0.0
+        return Estimate(
+            name="Frobenius norm", value=value, stderr=stderr, samples=square.samples, power=0.5, exact=square.exact,
+            rule=square.rule, **self._cost("||H||_F, not squared"),
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------- extremes
+
+    @property
+    def lambda_max(self) -> Estimate:
+        """Largest eigenvalue: the largest Ritz value, a bracket that holds an eigenvalue, and a one-sided interval."""
+        return self._extreme(largest=True)
+
+    @property
+    def lambda_min(self) -> Estimate:
+        """Smallest eigenvalue, negative where the matrix is indefinite."""
+        return self._extreme(largest=False)
+
+    @property
+    def spectral_norm(self) -> Estimate:
+        """max |lambda|."""
+        low, high = self.lambda_min, self.lambda_max
+        top = high if float(high.value) >= -float(low.value) else low
+        ends = sorted(abs(float(end)) for end in top.bracket) if top.bracket else None
+        rule = Magnitude(low.rule, high.rule) if isinstance(low.rule, RandomStart) else Exact()
+        return Estimate(
+            name="spectral norm", value=abs(float(top.value)), bracket=(ends[0], ends[1]) if ends else None,
+            exact=top.exact, rule=rule, **self._cost("max |lambda|"),
+        )  # fmt: skip
+
+    def _extreme(self, largest: bool) -> Estimate:
+        name = "lambda max" if largest else "lambda min"
+        cost = self._cost("largest eigenvalue" if largest else "smallest eigenvalue")
+        sign = 1.0 if largest else -1.0
+        if self.tail is None:
+            value = float(self.head.max() if largest else self.head.min())
+            return Estimate(name=name, value=value, exact=True, **cost)
+        tail = self.tail.extremes()
+        ritz = tail.largest if largest else tail.smallest
+        residuals = tail.largest_residual if largest else tail.smallest_residual
+        best = int((sign * ritz).argmax())
+        # a Ritz pair of QHQ leaks at most the coupling into the locked rows
+        found = [(float(ritz[best]), math.hypot(float(residuals[best]), self.coupling))]
+        if self.ends:
+            found.append((self.ends[2], self.ends[3]) if largest else (self.ends[0], self.ends[1]))
+        value, residual = max(found, key=lambda pair: sign * pair[0])
+        locked = self.head.tolist() or [-sign * math.inf]
+        rule = RandomStart(
+            dim=self.dim - len(self.head), num_steps=self.num_steps, num_probes=self.num_probes,
+            spread=float(tail.largest.max() - tail.smallest.min()), reach=found[0][0],
+            locked=max(locked) if largest else min(locked), slack=self.coupling, largest=largest,
+        )  # fmt: skip
+        bracket = (value, value + residual) if largest else (value - residual, value)
+        return Estimate(name=name, value=value, bracket=bracket, rule=rule, **cost)
+
+    # --------------------------------------------------------------------------------- functions and masses
+
+    @property
+    def negative_trace(self) -> Estimate:
+        """Sum of the negative eigenvalues, at most 0."""
+        head = float(self.head.clamp(max=0).sum())
+        text = "sum of negative eigenvalues"
+        if self.tail is None:
+            return self._average("negative trace", _negative, head, text)
+        samples = self._tail_samples(_negative)
+        low, high = self._negative_bounds(self.tail)
+        return self._bracketed("negative trace", samples, low, high, head, text, support=(-math.inf, 0.0))
+
+    def mass(self, below: float) -> Estimate:
+        """The fraction of the eigenvalues that are at most `below`, between Chebyshev-Markov-Stieltjes bounds.
+
+        m steps cannot tell where inside a node's reach an eigenvalue lies, so the bracket does not close with more probes.
+        """
+        text = f"fraction of the {self.dim} eigenvalues <= {below:g}"
+        if self.tail is None:
+            return Estimate(
+                name="mass", value=float((self.head <= below).double().mean()), exact=True, **self._cost(text)
+            )
+        share = (self.dim - len(self.head)) / self.dim
+        # by Weyl no eigenvalue of H is further than the coupling from one of the split matrix
+        low = self.tail.mass_bounds(below - self.coupling)[0] * share
+        high = self.tail.mass_bounds(below + self.coupling)[1] * share
+        outliers = [float((self.head <= below + side * self.coupling).sum()) / self.dim for side in (-1, 1)]
+        return self._bracketed("mass", (low + high) / 2, low, high, outliers, text, support=(0.0, 1.0))
+
+    def logdet(self, shift: float) -> Estimate:
+        """log det(H + shift I), between Gauss-Radau and Gauss quadrature.
+
+        The error of a short quadrature is the same for every probe, so their spread cannot see it; the bracket does.
+
+        Raises:
+            ValueError: If the shift does not make the matrix positive, or drowns in the round-off of the products.
+        """
+        floor = self._check_shift(shift)
+
+        def log(t: Tensor) -> Tensor:
+            return (t + shift).clamp(min=0.1 * (floor + shift)).log()
+
+        text = f"log det(H + {shift:g} I), natural logarithm"
+        head = float((self.head + shift).log().sum())
+        if self.tail is None:
+            return Estimate(name="log-determinant", value=head, exact=True, **self._cost(text))
+        low, high = (side * (self.dim - len(self.head)) for side in self.tail.bounds(log, floor))
+        # Fischer's inequality: leaving the coupling out can only raise the determinant, by at most -log(1 - lost)
+        lost = float((self.head_residuals.square() / (self.head + shift)).sum()) / (floor + shift)
+        slack = -math.log1p(-lost) if lost < 1 else math.inf
+        return self._bracketed("log-determinant", high, low, high, (head - slack, head), text)
+
+    def density(self, grid: Tensor | None = None, width: float | None = None) -> Estimate:
+        """The spectral density on a grid, smoothed by a normal kernel of standard deviation `width`.
+
+        (1 / P) sum_i N(x - lambda_i, width^2), with pointwise intervals. The default width is the larger of 1 % of the
+        range and range / num_steps, the finest that the quadrature resolves; a smaller one is refused.
+        """
+        grid = self.default_grid() if grid is None else torch.as_tensor(grid).double()
+        low, high = self.range()
+        finest = (high - low) / self.num_steps if self.tail is not None else 0.0
+        width = max(finest, 0.01 * (high - low)) or 1.0 if width is None else float(width)
+        if width < finest * (1 - 1e-9):
+            raise ValueError(f"width {width:g} is finer than {self.num_steps} steps resolve; take at least {finest:.3g}")
+
+        head = _smooth(grid, width, self.head, torch.full_like(self.head, 1 / self.dim))
+        text = f"smoothed by a normal kernel of width {width:g}, pointwise"
+        if self.tail is None:
+            return Estimate(name="density", value=head, stderr=torch.zeros_like(head), exact=True, **self._cost(text))
+        left = self.dim - len(self.head)
+        rules = [self.tail.gauss(), self.tail.radau(high), self.tail.radau(low)]
+        curves = [left / self.dim * _smooth(grid, width, rule.nodes, rule.weights) for rule in rules]  # (K, grid)
+        samples = curves[0].mean(0)
+        square = left / self.dim**2 * _smooth(grid, width, rules[0].nodes, rules[0].weights, power=2).mean(0)
+        # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value may be off by its residual
+        depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
+        depth = depth + _smooth(grid, width, self.head, self.head_residuals / self.dim, slope=True)
+        value = head + samples
+        stderr = curves[0].std(0) / math.sqrt(len(curves[0])) if len(curves[0]) > 1 else torch.full_like(value, math.nan)
+        return Estimate(
+            name="density", value=value, stderr=stderr, bracket=((value - depth).clamp(min=0), value + depth),
+            rule=ChiSquare(matched_dof(self.num_probes, samples, square, left), offset=head), support=(0.0, math.inf),
+            **self._cost(text),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------- nodes and plots
+
+    @property
+    def nodes(self) -> Tensor:
+        """All nodes, ascending: locked Ritz values and the Gauss nodes of every probe."""
+        return self._measure()[0]
+
+    @property
+    def weights(self) -> Tensor:
+        """The weight of each node; they sum to 1, a locked Ritz value has exactly 1 / P."""
+        return self._measure()[1]
+
+    def _measure(self) -> tuple[Tensor, Tensor]:
+        nodes, weights = [self.head], [torch.full_like(self.head, 1 / self.dim)]
+        if self.tail is not None:
+            rule = self.tail.gauss()
+            share = (self.dim - len(self.head)) / self.dim / self.num_probes
+            nodes.append(rule.nodes.flatten())
+            weights.append(rule.weights.flatten() * share)
+        order = torch.cat(nodes).argsort()
+        return torch.cat(nodes)[order], torch.cat(weights)[order]
+
+    @property
+    def num_steps(self) -> int:
+        """Lanczos steps of the probes; 0 where none were needed."""
+        return 0 if self.tail is None else self.tail.alpha.shape[1]
+
+    @property
+    def num_probes(self) -> int:
+        """Probes; 0 where none were needed."""
+        return 0 if self.tail is None else self.tail.alpha.shape[0]
+
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest Ritz value."""
+        return float(self.lambda_min.value), float(self.lambda_max.value)
+
+    def default_grid(self, num: int = 512) -> Tensor:
+        """Evenly spaced points over the range and 5 % beyond it."""
+        low, high = self.range()
+        margin = 0.05 * (high - low) or 1.0
+        return torch.linspace(low - margin, high + margin, num, dtype=torch.float64)
+
+    def plot(self, ax: "Axes | None" = None, *, width: float | None = None) -> "Axes":
+        """The smoothed density on a logarithmic scale with its 95 % band, and the locked outliers as ticks."""
+        ax = ax or new_axes()
+        grid = self.default_grid()
+        curve = self.density(grid, width)
+        low, high = (torch.as_tensor(end) for end in curve.interval())
+        (line,) = ax.plot(grid, curve.value)  # type: ignore[arg-type]
+        ax.fill_between(grid, low.nan_to_num(), high.nan_to_num(), alpha=0.25, color=line.get_color(), lw=0)
+        ax.plot(self.head, torch.full_like(self.head, 0.02), "|", color=line.get_color(), transform=ax.get_xaxis_transform())
+        top = float(torch.as_tensor(curve.value).max())
+        ax.set(yscale="log", ylim=(0.1 / self.dim / (float(grid[-1] - grid[0]) or 1.0), 3 * top))
+        ax.set(xlabel="eigenvalue", ylabel="density")
+        return ax
+
+    def save(self, path: "str | os.PathLike[str]") -> Path:
+        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
+        return save(self, path)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        lines = [str(e) for e in (self.trace, self.frobenius_norm, self.lambda_max, self.lambda_min)]
+        return "\n".join([f"spectrum of a matrix of order {self.dim}: {self.convention}", *lines])
+
+    # --------------------------------------------------------------------------------------------- within
+
+    def _cost(self, text: str) -> dict[str, Any]:
+        return {
+            "products": self.products, "seed": self.seed, "stop": self.stop, "convention": f"{text}; {self.convention}"
+        }  # fmt: skip
+
+    def _tail_samples(self, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """(P - r) v' f(QHQ) v for each unit probe v, (K,)."""
+        assert self.tail is not None
+        return (self.dim - len(self.head)) * self.tail.gauss().integrate(f)
+
+    def _average(
+        self,
+        name: str,
+        f: Callable[[Tensor], Tensor],
+        head: float,
+        text: str,
+        *,
+        slack: tuple[float, float] = (0.0, 0.0),
+        **fields: Any,
+    ) -> Estimate:
+        """The head's part plus the mean over probes; `slack` is what the coupling may add below and above."""
+        if self.tail is None:
+            return Estimate(name=name, value=head, exact=True, **self._cost(text), **fields)
+        samples = self._tail_samples(f)
+        value = head + float(samples.mean())
+        bracket = (value - slack[0], value + slack[1]) if any(slack) else None
+        rule = self._rule(f, samples)
+        return from_samples(name, samples, offset=head, bracket=bracket, rule=rule, **self._cost(text), **fields)
+
+    def _rule(self, f: Callable[[Tensor], Tensor], samples: Tensor) -> IntervalRule:
+        """Student t once outliers are locked; without, chi-square where f(H) is positive and so the mean is skewed."""
+        assert self.tail is not None
+        if self.ends or not (self.positive or f is torch.square):
+            return StudentT(self.num_probes - 1)
+        square = float(self._tail_samples(lambda t: f(t).square()).mean())
+        return ChiSquare(matched_dof(self.num_probes, float(samples.mean()), square, self.dim))
+
+    def _bracketed(
+        self, name: str, samples: Tensor, low: Tensor, high: Tensor, head: float | tuple[float, float] | list[float],
+        text: str, support: tuple[float, float] = (-math.inf, math.inf),
+    ) -> Estimate:  # fmt: skip
+        """Per-probe values between per-probe bounds: the bracket is their means, the error the larger of their errors."""
+        below, above = head if isinstance(head, tuple | list) else (head, head)
+        root = math.sqrt(len(samples))
+        stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
+        return Estimate(
+            name=name, value=float(samples.mean()) + above, stderr=stderr, bracket=(float(low.mean()) + below, float(high.mean()) + above), samples=samples,
+            rule=StudentT(len(samples) - 1), support=support, **self._cost(text),
+        )  # fmt: skip
+
+    def _negative_bounds(self, tail: Tridiagonal, num: int = 64) -> tuple[Tensor, Tensor]:
+        """Bounds on (P - r) times the integral of min(t, 0): minus the area under the distribution function below 0."""
+        bottom = min(float(tail.extremes().smallest.min()), -self.coupling) * 1.05
+        if bottom >= 0:
+            return torch.zeros(self.num_probes), torch.zeros(self.num_probes)
+        levels = torch.linspace(bottom, 0.0, num + 1, dtype=torch.float64)
+        bounds = [tail.mass_bounds(float(level)) for level in levels]
+        under = torch.stack([b[0] for b in bounds])  # (num + 1, K)
+        over = torch.stack([b[1] for b in bounds])
+        step = -bottom / num * (self.dim - len(self.head))
+        return -step * over[1:].sum(0), -step * under[:-1].sum(0)
+
+    def _check_shift(self, shift: float) -> float:
+        """A lower bound on the spectrum that the shift covers."""
+        floor = 0.0 if self.positive else float(self.lambda_min.interval(0.99)[0])
+        if not shift > 0:
+            raise ValueError(f"shift must be positive, got {shift}")
+        if floor + shift <= 0:
+            raise ValueError(
+                f"the matrix is indefinite, eigenvalues reach down to {floor:.3g}, and log det of H + {shift:g} I does not "
+                f"exist; take a shift above {-floor:.3g}, or a positive matrix such as ritz.GGN"
+            )
+        least = NOISE_MARGIN * self.noise * float(self.spectral_norm.value)
+        if shift < least:
+            raise ValueError(
+                f"shift {shift:g} drowns in the round-off of the products; take at least {least:.2g}, or dtype=torch.float64"
+            )
+        return floor
+
+
+def _smooth(
+    grid: Tensor, width: float, nodes: Tensor, weights: Tensor, power: int = 1, slope: bool = False
+) -> Tensor:
+    """sum_j w_j N(x - t_j)^power on the grid, or with the size of its slope in t_j: (..., m) -> (..., len(grid))."""
+    z = (grid[:, None] - nodes[..., None, :]) / width
+    kernel = torch.exp(-0.5 * z.square()) / (width * math.sqrt(2 * math.pi))
+    if slope:
+        kernel = kernel * (z.abs() + 0.1) / width  # at the top, where the slope is 0, the next order takes over
+    return (kernel**power * weights[..., None, :]).sum(-1)
+
+
+def _negative(t: Tensor) -> Tensor:
+    return t.clamp(max=0.0)

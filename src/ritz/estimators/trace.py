@@ -1,0 +1,269 @@
+"""Trace, Frobenius norm, diagonal and log-determinant of a symmetric matrix, each asked for by itself.
+
+Where several are wanted, one `ritz.spectrum` run gives them all.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..operators.algebra import Metered, project_out
+from ..operators.base import Operator
+from ..results import ChiSquare, Estimate, Exact, IntervalRule, StudentT, from_samples, matched_dof
+from .samples import exact_cost, exact_trace
+from .spectrum import spectrum
+
+Method = Literal["auto", "hutchinson", "hutch++", "xtrace", "exact"]
+Progress = Callable[[int, int], None]
+
+# a cotangent pulled back costs about a quarter of a Hessian product: 2 against 9 in units of a forward pass
+CHEAP_COTANGENTS = 4
+
+
+def trace(
+    operator: Operator,
+    method: Method = "auto",
+    num_probes: int = 30,
+    seed: int = 0,
+    *,
+    progress: Progress | None = None,
+) -> Estimate:
+    """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter where probes give it.
+
+    Args:
+        operator: The matrix.
+        method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990). "hutch++": a third of the products finds the
+            range of the large eigenvalues, a third their exact trace, a third probes the rest (Meyer et al. 2021).
+            "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024); its
+            interval treats those measurements as independent, which they nearly are. "exact": by backward passes over
+            the roots of the loss, for the GGN and Fishers of any network and the Hessian of a piecewise-linear one; by
+            dim products for a matrix of no network. "auto": exact where that is cheaper, else hutch++.
+        num_probes: Matrix-vector products to spend.
+        seed: Of the probes.
+        progress: Called as progress(products done, products expected).
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> A = DenseOperator(torch.diag(torch.arange(100.0, dtype=torch.float64)))
+        >>> trace(A, "exact").value, trace(A, "hutchinson", num_probes=4).value  # signs are exact on a diagonal
+        (4950.0, 4950.0)
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    least = {"hutch++": 6, "xtrace": 4}.get(method, 1)
+    if num_probes < least:
+        raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
+    if method == "auto":
+        method = _choose(operator, num_probes)
+    meter = Metered(operator)
+    run = {"exact": _exact, "hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}[method]
+    estimate = run(meter, num_probes, seed)
+    if progress is not None:
+        progress(meter.products, meter.products)
+    return estimate
+
+
+def _choose(operator: Operator, num_probes: int) -> Method:
+    """Exact where it costs no more than the probes; hutch++ where there are probes enough for it."""
+    cost = exact_cost(operator)
+    if operator.dim <= num_probes or (cost is not None and cost <= CHEAP_COTANGENTS * num_probes):
+        return "exact"
+    return "hutch++" if num_probes >= 6 else "hutchinson"
+
+
+def _about(meter: Metered, text: str, seed: int | None) -> dict[str, Any]:
+    return {"products": meter.products, "seed": seed, "convention": f"{text}; {meter.base.convention()}"}
+
+
+def _exact(meter: Metered, num_probes: int, seed: int) -> Estimate:
+    try:
+        value, parts = exact_trace(meter.base)
+        how = "exact, by backward passes"
+    except UnsupportedError:
+        if exact_cost(meter.base) is None and hasattr(meter.base, "risk") and meter.dim > num_probes:
+            raise
+        diagonal_ = meter.rows(torch.eye(meter.dim, dtype=meter.dtype, device=meter.device)).diagonal().double()
+        value, how = float(diagonal_.sum()), "exact, by dim products"
+        parts = dict(zip(meter.space.names, meter.space.segment(diagonal_[None])[0].tolist(), strict=True))
+    about = _about(meter, f"Tr, {how}", None)
+    blocks = {name: Estimate(name=f"trace of {name}", value=part, exact=True, **about) for name, part in parts.items()}
+    return Estimate(name="trace", value=value, exact=True, parts=blocks, **about)
+
+
+def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
+    rows = meter.probes(range(num_probes), seed)
+    image = meter.rows(rows)
+    _require_finite(meter, image)
+    blocks = meter.space.segment(rows * image).double().cpu()  # (K, parameters)
+    samples = blocks.sum(1)
+    square = float(image.double().square().sum(1).mean())
+    return from_samples(
+        "trace", samples, rule=_trace_rule(meter, samples, square, 0.0), parts=_blocks(meter, blocks, seed),
+        **_about(meter, "Tr by Hutchinson's estimator", seed),
+    )  # fmt: skip
+
+
+def _blocks(meter: Metered, samples: Tensor, seed: int) -> dict[str, Estimate]:
+    about = _about(meter, "trace of the diagonal block of one parameter", seed)
+    return {
+        name: from_samples(f"trace of {name}", column, **about)
+        for name, column in zip(meter.space.names, samples.T, strict=True)
+    }
+
+
+def _trace_rule(meter: Metered, samples: Tensor, square: float, offset: float) -> IntervalRule:
+    """Chi-square for a positive matrix, whose quadratic forms are skewed; Student t otherwise."""
+    if not meter.positive:
+        return StudentT(len(samples) - 1)
+    return ChiSquare(matched_dof(len(samples), float(samples.mean()), square, meter.dim), offset)
+
+
+def _range(meter: Metered, num: int, seed: int) -> Tensor:
+    """Orthonormal rows that span A times `num` random rows."""
+    image = meter.rows(meter.probes(range(-num, 0), seed))
+    _require_finite(meter, image)
+    return _orthonormal(image)
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    """Orthonormal rows of the same span; directions that are only round-off are left out."""
+    q, r = torch.linalg.qr(rows.T)
+    size = r.diagonal().abs()
+    return q[:, size > 1e-6 * size.max()].T if float(size.max()) else rows[:0]
+
+
+def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> Estimate:
+    basis = _range(meter, num_probes // 3, seed)
+    image = meter.rows(basis) if len(basis) else basis
+    head = float((basis * image).double().sum())
+    rows = project_out(meter.probes(range(num_probes - 2 * (num_probes // 3)), seed), basis)
+    tail = meter.rows(rows)
+    _require_finite(meter, tail)
+    samples = (rows * tail).double().sum(1).cpu()
+    square = float(project_out(tail, basis).double().square().sum(1).mean())
+    # blocks of the whole: Tr_l A = sum_i u_il . (A u_i)_l + (QAu_i)_l . u_il + z_l . (QAz)_l
+    outside = project_out(image, basis) if len(basis) else image
+    blocks = meter.space.segment(rows * project_out(tail, basis)).double().cpu()
+    blocks = blocks + meter.space.segment(basis * (image + outside)).double().sum(0).cpu()
+    return from_samples(
+        "trace", samples, offset=head, rule=_trace_rule(meter, samples, square, head),
+        parts=_blocks(meter, blocks, seed), **_about(meter, "Tr by Hutch++", seed),
+    )  # fmt: skip
+
+
+def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
+    """For every probe w_i: Tr in the range found by the others, plus w_i'(I - P_i) A (I - P_i) w_i, rescaled.
+
+    With A W = Q R, the range without probe i is that of Q (I - s s'), s the normalised i-th row of R^-1.
+    """
+    num = num_probes // 2
+    rows = meter.probes(range(num), seed, "normal")
+    image = meter.rows(rows)  # (num, dim)
+    _require_finite(meter, image)
+    q, r = torch.linalg.qr(image.double().T)  # (dim, num), (num, num)
+    size = r.diagonal().abs()
+    h = q.T @ meter.rows(q.T.to(rows)).double().T
+    h = (h + h.T) / 2
+    about = _about(meter, "Tr by XTrace", seed)
+    if bool((size <= 1e-10 * size.max()).any()):  # the others span the whole range of A: the trace is known
+        return Estimate(name="trace", value=float(h.trace()), exact=True, **about)
+    s = torch.linalg.inv(r).T
+    s = s / s.norm(dim=0)  # column i leaves probe i out
+    w = q.T @ rows.double().T
+    c = w - s * (s * w).sum(0)
+    inside = h.trace() - (s * (h @ s)).sum(0)
+    outside = (rows * image).double().sum(1) - 2 * (c * r).sum(0) + (c * (h @ c)).sum(0)
+    left = rows.double().square().sum(1) - c.square().sum(0)
+    samples = inside + outside * (meter.dim - num + 1) / left
+    return from_samples("trace", samples.cpu(), **about)
+
+
+def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
+    """||A||_F, not squared: the root of the unbiased Tr A^2.
+
+    A third of the products finds the range U of the large eigenvalues, a third their images, a third probes the rest:
+    ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> A = DenseOperator(torch.diag(torch.tensor([3.0, 4.0, 0.0, 0.0], dtype=torch.float64)))
+        >>> round(frobenius_norm(A, num_probes=12).value, 6)
+        5.0
+    """
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    meter = Metered(operator)
+    third = num_probes // 3
+    if operator.dim <= num_probes:
+        return _dense_norm(meter)
+    basis = _range(meter, third, seed) if third else meter.probes([0], seed)[:0]
+    image = meter.rows(basis) if len(basis) else basis
+    head = 2 * float(image.double().square().sum()) - float((image.double() @ basis.double().T).square().sum())
+    rows = project_out(meter.probes(range(num_probes - 2 * third), seed), basis)
+    tail = project_out(meter.rows(rows), basis)
+    _require_finite(meter, tail)
+    samples = tail.double().square().sum(1).cpu()
+    return from_samples("Frobenius norm", samples, offset=head, power=0.5, **_about(meter, "||A||_F, not squared", seed))
+
+
+def _dense_norm(meter: Metered) -> Estimate:
+    dense = meter.rows(torch.eye(meter.dim, dtype=meter.dtype, device=meter.device)).double()
+    about = _about(meter, "||A||_F, not squared", None)
+    return Estimate(name="Frobenius norm", value=float(dense.norm()), exact=True, **about)
+
+
+def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
+    """The diagonal (dim,), by the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007).
+
+    Each entry has its own standard error; `parts` are the sums over single parameters, with theirs. Exact, by dim
+    products, where the matrix is no larger than `num_probes`.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> A = DenseOperator(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
+        >>> diagonal(A).value.tolist()
+        [2.0, 3.0]
+    """
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    meter = Metered(operator)
+    exact = operator.dim <= num_probes
+    rows = (
+        torch.eye(operator.dim, dtype=operator.dtype, device=operator.device)
+        if exact
+        else meter.probes(range(num_probes), seed)
+    )
+    each = rows * meter.rows(rows)  # (K, dim)
+    _require_finite(meter, each)
+    about = _about(meter, "diagonal", None if exact else seed)
+    if exact:
+        value = each.sum(0).cpu()
+        return Estimate(name="diagonal", value=value, stderr=torch.zeros_like(value), exact=True, **about)
+    stderr = each.std(0) / math.sqrt(num_probes) if num_probes > 1 else torch.full_like(each[0], math.nan)
+    return Estimate(
+        name="diagonal", value=each.mean(0).cpu(), stderr=stderr.cpu(), rule=StudentT(num_probes - 1),
+        parts=_blocks(meter, meter.space.segment(each).double().cpu(), seed), **about,
+    )  # fmt: skip
+
+
+def logdet(
+    operator: Operator, shift: float, num_steps: int = 100, num_probes: int = 8, seed: int = 0
+) -> Estimate:
+    """log det(A + shift I): `ritz.spectrum(operator, ...).logdet(shift)`.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> A = DenseOperator(torch.eye(3, dtype=torch.float64))
+        >>> round(logdet(A, shift=1.0).value / math.log(2), 6)
+        3.0
+    """
+    return spectrum(operator, num_steps, num_probes, seed=seed).logdet(shift)
+
+
+def _require_finite(meter: Metered, rows: Tensor) -> None:
+    if not bool(rows.isfinite().all()):
+        meter.base.diagnose()

@@ -1,0 +1,274 @@
+"""Linear systems by preconditioned conjugate gradients, all right-hand sides in lock-step.
+
+    A x = b,   A symmetric positive definite
+
+(Hestenes and Stiefel 1952). A direction of negative curvature, p'Ap <= 0, proves that A is not positive definite: the
+column stops there and keeps the x it has. The residual of the recurrence drifts from the true one, so at the end
+b - A x is computed anew, and the iteration is resumed from there while that helps.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError, NumericalWarning
+from ..operators.algebra import Metered
+from ..operators.base import Operator
+from ..results import equal, save
+from .head import Progress, row_norms
+
+Preconditioner = Operator | Callable[[Tensor], Tensor]
+
+_LOOK = 8  # steps between looks at whether all columns are done: each look waits for the device
+_ROUNDS = 3  # times the iteration is resumed from the true residual
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Solution:
+    """The solution of A x = b and how good it is.
+
+    Attributes:
+        x: The solution, of the shape of b, (dim,) or (dim, k).
+        residuals: |b - A x| / |b|, recomputed, one per column (a scalar tensor for one vector), float64.
+        converged: Which columns are within tolerance, bool.
+        negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is where CG had come to.
+        num_steps: Steps of the recurrence.
+        products: Matrix-vector products spent.
+        stop: "converged", "negative curvature", "max_steps" or "noise floor".
+        convention: Which matrix.
+    """
+
+    x: Tensor
+    residuals: Tensor
+    converged: Tensor
+    negative_curvature: Tensor
+    num_steps: int
+    products: int
+    stop: str
+    convention: str
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+
+def solve(
+    op: Operator,
+    b: Tensor,
+    *,
+    tol: float = 1e-6,
+    max_steps: int | None = None,
+    preconditioner: Preconditioner | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """The solution of A x = b by preconditioned conjugate gradients; `.x` is the tensor.
+
+    Args:
+        op: A, symmetric positive definite: `H + damping` for a Hessian.
+        b: One right-hand side (dim,), or columns (dim, k).
+        tol: Relative residual |b - A x| / |b| asked of every column.
+        max_steps: Most steps; default min(10 dim, 1000).
+        preconditioner: M^-1, an approximate inverse of A, symmetric positive definite: an operator, or a function of
+            columns (dim, k) -> (dim, k).
+        progress: Called as progress(steps done, most steps) every few steps.
+
+    Raises:
+        ValueError: If an argument does not fit, or the preconditioner is not positive definite.
+        NonFiniteError: If a product is NaN or infinite.
+
+    Warns:
+        NumericalWarning: If a column met negative curvature or has not converged.
+
+    Example:
+        >>> from ritz.operators.algebra import DenseOperator
+        >>> A = DenseOperator(torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64)))
+        >>> solve(A + 1.0, torch.tensor([2.0, 8.0], dtype=torch.float64)).x.tolist()
+        [1.0, 2.0]
+    """
+    steps = _check(op, b, tol, max_steps)
+    metered = Metered(op)
+    inverse = _inverse(op, preconditioner)
+    rows = b.reshape(op.dim, -1).T.to(op.device, op.dtype).contiguous()  # (k, dim)
+    sizes = row_norms(rows)
+    run = _Run(metered, inverse, rows, 0.5 * tol * sizes, steps, progress)
+    relative = torch.ones_like(sizes)
+    for _ in range(_ROUNDS):
+        run.iterate()
+        residual = rows - metered.rows(run.x)
+        before, relative = relative, _relative(row_norms(residual), sizes)
+        open_ = (relative > tol) & ~run.negative & (relative < 0.5 * before)
+        if not bool(open_.any()) or run.steps >= steps:
+            break
+        run.resume(residual, open_)
+    return _report(metered, run, relative, tol, steps, b)
+
+
+class _Run:
+    """The recurrence of all columns; what a column does after it is done changes nothing in it."""
+
+    def __init__(
+        self,
+        op: Operator,
+        inverse: Callable[[Tensor], Tensor],
+        rows: Tensor,
+        goals: Tensor,
+        max_steps: int,
+        progress: Progress | None,
+    ) -> None:
+        self.op, self.inverse, self.goals, self.max_steps, self.progress = op, inverse, goals, max_steps, progress
+        self.x = torch.zeros_like(rows)
+        self.steps = 0
+        self.negative = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        self.unfit = self.negative.clone()  # met r'M^-1 r <= 0
+        self.broken = self.negative.clone()  # met NaN
+        self.resume(rows, row_norms(rows) > 0)
+
+    def resume(self, residual: Tensor, active: Tensor) -> None:
+        """Start anew from x with its true residual, for the columns named."""
+        self.residual, self.active = residual, active
+        preconditioned = self.inverse(residual)
+        self.direction = preconditioned
+        self.size = _dots(residual, preconditioned)  # r'M^-1 r
+        self._see_preconditioner()
+
+    def iterate(self) -> None:
+        """Steps until no column is active, or the steps are spent; looks at the device once in a while."""
+        while self.steps < self.max_steps and self._look():
+            for _ in range(min(_LOOK, self.max_steps - self.steps)):
+                self._step()
+        self._look()
+
+    def _step(self) -> None:
+        image = self.op.rows(self.direction)
+        curvature = _dots(self.direction, image)  # (k,)
+        self.broken |= self.active & curvature.isnan()
+        self.negative |= self.active & (curvature <= 0)
+        self.active = self.active & (curvature > 0)
+        length = torch.where(self.active, self.size / curvature, 0.0)
+        self.x = _add(self.x, length, self.direction)
+        self.residual = _add(self.residual, -length, image)
+        self.active = self.active & (row_norms(self.residual) > self.goals)
+        preconditioned = self.inverse(self.residual)
+        before, self.size = self.size, _dots(self.residual, preconditioned)
+        self._see_preconditioner()
+        turn = torch.where(self.active, self.size / before, 0.0)
+        self.direction = _add(preconditioned, turn, self.direction)
+        self.steps += 1
+
+    def _see_preconditioner(self) -> None:
+        self.unfit |= self.active & (self.size <= 0)
+        self.broken |= self.active & self.size.isnan()
+        self.active = self.active & (self.size > 0)
+
+    def _look(self) -> bool:
+        """Wait for the device: is there work left, and is all well?"""
+        active, unfit, broken = torch.stack([self.active.any(), self.unfit.any(), self.broken.any()]).tolist()
+        if broken:
+            raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+        if unfit:
+            raise ValueError(
+                "the preconditioner is not positive definite: it gave r'M^-1 r <= 0; damp it, or leave it out"
+            )
+        if self.progress is not None:
+            self.progress(self.steps, self.max_steps)
+        return bool(active)
+
+
+def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
+    """The result, and a warning with its remedy where it is weaker than asked for."""
+    relative, negative = relative.cpu(), run.negative.cpu()
+    converged = relative <= tol
+    negative = negative & ~converged
+    if not bool(relative.isfinite().all()):
+        raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+    if bool(converged.all()):
+        stop = "converged"
+    elif bool(negative.any()):
+        stop = "negative curvature"
+    else:
+        stop = "max_steps" if run.steps >= max_steps else "noise floor"
+    remedy = {
+        "negative curvature": "the matrix is not positive definite: add damping, solve(A + damping, b)",
+        "max_steps": f"raise max_steps (taken: {run.steps}), add damping or give a preconditioner",
+        "noise floor": "the products are no better: raise tol, add damping or use a float64 risk",
+    }
+    if stop in remedy:
+        warnings.warn(
+            f"{int((~converged).sum())} of {len(converged)} systems not solved to tol={tol:g}, largest relative "
+            f"residual {float(relative.max()):.2g}; {remedy[stop]}",
+            NumericalWarning,
+            stacklevel=3,
+        )
+    shape = b.shape[1:]
+    return Solution(
+        x=run.x.T.reshape(b.shape),
+        residuals=relative.reshape(shape),
+        converged=converged.reshape(shape),
+        negative_curvature=negative.reshape(shape),
+        num_steps=run.steps,
+        products=op.products,
+        stop=stop,
+        convention=op.convention(),
+    )
+
+
+def _check(op: Operator, b: Tensor, tol: float, max_steps: int | None) -> int:
+    """Refuse what cannot be solved before any product is spent; the most steps to take."""
+    if not isinstance(b, Tensor) or not b.is_floating_point():
+        raise TypeError(
+            f"b must be a floating-point tensor, got {b.dtype if isinstance(b, Tensor) else type(b).__name__}"
+        )
+    if b.ndim not in (1, 2) or b.shape[0] != op.dim or not b.numel():
+        raise ValueError(f"expected b of shape (dim={op.dim},) or (dim, k), got {tuple(b.shape)}")
+    if not bool(b.isfinite().all()):
+        raise ValueError("b has NaN or infinite entries; check where it came from")
+    if not 0 < tol < 1:
+        raise ValueError(f"tol must lie between 0 and 1, got {tol}")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    return max_steps if max_steps is not None else min(10 * op.dim, 1000)
+
+
+def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[Tensor], Tensor]:
+    """M^-1 as a function of rows."""
+    if preconditioner is None:
+        return lambda rows: rows
+    if isinstance(preconditioner, Operator):
+        if preconditioner.dim != op.dim:
+            raise ValueError(f"the preconditioner has dim={preconditioner.dim}, the matrix dim={op.dim}")
+        operator = preconditioner
+        return lambda rows: operator.rows(rows).to(rows)
+    function = preconditioner
+
+    def apply(rows: Tensor) -> Tensor:
+        image = function(rows.T)
+        if image.shape != rows.T.shape:
+            raise ValueError(f"the preconditioner returned {tuple(image.shape)} for columns {tuple(rows.T.shape)}")
+        return image.T.to(rows).contiguous()
+
+    return apply
+
+
+def _relative(norms: Tensor, sizes: Tensor) -> Tensor:
+    """norms / sizes, and 0 for a zero right-hand side."""
+    return torch.where(sizes > 0, norms / torch.where(sizes > 0, sizes, 1.0), 0.0)
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row products, (k,) float64."""
+    return (left * right).sum(-1).double()
+
+
+def _add(rows: Tensor, factors: Tensor, others: Tensor) -> Tensor:
+    """rows + factors * others, one factor (k,) for each row."""
+    return torch.addcmul(rows, factors.to(rows.dtype)[:, None], others)

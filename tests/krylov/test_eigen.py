@@ -1,0 +1,208 @@
+"""Extreme eigenpairs against a dense decomposition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ritz.errors import NonFiniteError, NumericalWarning
+from ritz.krylov.eigen import EigenPairs, top_eigenpairs
+from ritz.operators.algebra import DenseOperator, FunctionOperator, Metered
+from ritz.results import load
+
+f64 = torch.float64
+WHICH = ["largest", "smallest", "both", "magnitude"]
+
+
+def matrix(spectrum: Tensor, seed: int = 0) -> Tensor:
+    """A symmetric matrix with the given eigenvalues and random eigenvectors."""
+    g = torch.Generator().manual_seed(seed)
+    Q, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=g, dtype=f64))
+    A = Q * spectrum.double() @ Q.T
+    return (A + A.T) / 2
+
+
+def truth(A: Tensor, k: int, which: str) -> Tensor:
+    """The wanted eigenvalues in the order of the report."""
+    values = torch.linalg.eigvalsh(A.double())
+    if which == "largest":
+        return values.flip(0)[:k]
+    if which == "smallest":
+        return values[:k]
+    if which == "magnitude":
+        return values[values.abs().argsort(descending=True)][:k]
+    upper = (k + 1) // 2
+    ends = torch.cat([values[len(values) - upper :], values[: k - upper]])
+    return ends.sort(descending=True).values
+
+
+def check(pairs: EigenPairs, A: Tensor, k: int, which: str, rtol: float = 1e-6) -> None:
+    """Right values, orthonormal vectors, residuals that are what they say."""
+    A, V = A.double(), pairs.vectors.double()
+    norm = float(torch.linalg.matrix_norm(A, 2))
+    torch.testing.assert_close(pairs.values, truth(A, k, which), rtol=0, atol=rtol * norm)
+    assert V.shape == (len(A), k)
+    torch.testing.assert_close(V.T @ V, torch.eye(k, dtype=f64), rtol=0, atol=rtol)
+    residuals = torch.linalg.vector_norm(A @ V - V * pairs.values, dim=0)
+    torch.testing.assert_close(pairs.residuals, residuals, rtol=1e-3, atol=0.3 * rtol * norm + 1e-300)
+    assert pairs.converged.all()
+
+
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("k", [1, 2, 7])
+@pytest.mark.parametrize("dim", [12, 60, 300])
+def test_every_end_of_an_indefinite_matrix_is_found(which, k, dim):
+    g = torch.Generator().manual_seed(1)
+    A = matrix(torch.randn(dim, generator=g, dtype=f64))
+    pairs = top_eigenpairs(DenseOperator(A), k, which)
+    check(pairs, A, k, which)
+    assert pairs.which == which
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 1000), dim=st.integers(1, 120), which=st.sampled_from(WHICH), data=st.data())
+def test_any_matrix_any_k(seed, dim, which, data):
+    k = data.draw(st.integers(1, min(dim, 9)))
+    g = torch.Generator().manual_seed(seed)
+    A = matrix(torch.randn(dim, generator=g, dtype=f64) ** 3, seed)
+    check(top_eigenpairs(DenseOperator(A), k, which, seed=seed), A, k, which)
+
+
+def test_all_pairs_of_a_small_matrix_are_exact():
+    A = matrix(torch.linspace(-1, 2, 20))
+    op = Metered(DenseOperator(A))
+    pairs = top_eigenpairs(op, 20)
+    check(pairs, A, 20, "largest", rtol=1e-13)
+    assert pairs.stop == "exact"
+    assert pairs.products == op.products == 20
+
+
+def test_clustered_eigenvalues_are_told_apart():
+    spectrum = torch.cat([1 + 1e-3 * torch.arange(10, dtype=f64), torch.linspace(0, 0.9, 290, dtype=f64)])
+    A = matrix(spectrum)
+    pairs = top_eigenpairs(DenseOperator(A), 10, tol=1e-10)
+    torch.testing.assert_close(pairs.values, 1 + 1e-3 * torch.arange(9, -1, -1, dtype=f64), rtol=0, atol=1e-10)
+    check(pairs, A, 10, "largest", rtol=1e-9)
+
+
+@pytest.mark.parametrize("block", [4, 8])
+def test_a_repeated_eigenvalue_is_found_as_often_as_the_block_is_wide(block):
+    spectrum = torch.cat([torch.full((block,), 2.0), torch.linspace(-1, 1, 300 - block)])
+    A = matrix(spectrum)
+    pairs = top_eigenpairs(DenseOperator(A), block + 2, block=block)
+    assert int((pairs.values > 1.9).sum()) == block
+    check(pairs, A, block + 2, "largest")
+
+
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("kind", ["zero", "identity", "low rank", "few values"])
+def test_exhausted_spaces_are_refilled(kind, which):
+    spectrum = torch.zeros(400, dtype=f64)
+    if kind == "identity":
+        spectrum += 1.0
+    if kind == "low rank":
+        spectrum[:5] = torch.tensor([4.0, -3.0, 2.0, 1.0, 1.0])
+    if kind == "few values":  # more copies than the block is wide
+        spectrum[:20], spectrum[20:35] = 3.0, -2.0
+    A = matrix(spectrum)
+    check(top_eigenpairs(DenseOperator(A), 12, which), A, 12, which)
+
+
+def test_float32_converges_to_what_float32_can_give():
+    A = matrix(torch.cat([torch.tensor([9.0, 8.0, 7.5, -6.0]), torch.linspace(-1, 1, 396)])).float()
+    for which in WHICH:
+        pairs = top_eigenpairs(DenseOperator(A), 4, which, tol=1e-12)
+        assert pairs.vectors.dtype == torch.float32
+        assert pairs.values.dtype == f64
+        check(pairs, A, 4, which, rtol=3e-6)
+        assert pairs.residuals.max() <= 16 * torch.finfo(torch.float32).eps * 9.01
+
+
+def test_the_noise_of_a_product_is_measured_and_stops_the_run():
+    A = matrix(torch.cat([torch.tensor([5.0, 4.0]), torch.linspace(0, 1, 298)]))
+    g = torch.Generator().manual_seed(0)
+
+    def noisy(V: Tensor) -> Tensor:
+        error = torch.randn(V.shape, generator=g, dtype=f64)
+        return A @ V + 1e-5 * 5 * error / error.norm(dim=0)
+
+    op = FunctionOperator(noisy, 300, f64)
+    with pytest.warns(NumericalWarning, match="2 of 2 eigenpairs .* products themselves are no better: raise tol"):
+        pairs = top_eigenpairs(op, 2, tol=1e-9)
+    assert pairs.stop == "noise floor"
+    assert 0.3e-5 < pairs.noise < 5e-5
+    assert not pairs.converged.any()
+    assert pairs.residuals.max() < 1e-3  # good pairs all the same
+    torch.testing.assert_close(pairs.values, torch.tensor([5.0, 4.0], dtype=f64), rtol=1e-4, atol=0)
+    assert pairs.products < 500
+
+
+def test_a_clean_product_has_the_noise_of_round_off():
+    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-1, 3, 200))), 2)
+    assert pairs.noise < 1e-14
+
+
+@pytest.mark.parametrize("limit", [30, 60, 100])
+def test_a_spent_budget_is_kept_and_said(limit):
+    op = Metered(DenseOperator(matrix(torch.linspace(0, 1, 500))))
+    with pytest.warns(NumericalWarning, match=r"raise max_products \(spent: \d+\) or tol"):
+        pairs = top_eigenpairs(op, 5, tol=1e-10, max_products=limit)
+    assert pairs.stop == "max_products"
+    assert pairs.products == op.products <= limit
+    assert limit - op.products < 16
+    assert not pairs.converged.all()
+    assert ((pairs.values > 0.7) & (pairs.values <= 1)).all()
+
+
+def test_a_small_matrix_on_a_smaller_budget_is_searched():
+    A = matrix(torch.cat([torch.tensor([9.0]), torch.linspace(0, 0.01, 23)]))
+    pairs = top_eigenpairs(DenseOperator(A), 1, block=2, max_products=14)
+    assert pairs.products <= 14
+    torch.testing.assert_close(pairs.values, torch.tensor([9.0], dtype=f64))
+
+
+def test_results_do_not_depend_on_the_seed_and_repeat_with_it():
+    op = DenseOperator(matrix(torch.linspace(-2, 2, 200)))
+    one, two = top_eigenpairs(op, 3, seed=1), top_eigenpairs(op, 3, seed=2)
+    assert one == top_eigenpairs(op, 3, seed=1)
+    torch.testing.assert_close(one.values, two.values, rtol=1e-9, atol=0)
+
+
+def test_progress_ends_with_the_products_spent():
+    seen = []
+    pairs = top_eigenpairs(
+        DenseOperator(matrix(torch.linspace(-2, 2, 200))), 3, progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen[-1][0] == pairs.products
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_pairs_load_equal_and_plot(tmp_path):
+    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-2, 2, 100))), 3)
+    pairs.save(tmp_path / "pairs")
+    assert load(tmp_path / "pairs") == pairs
+    assert len(pairs) == 3
+    pytest.importorskip("matplotlib")
+    assert pairs.plot().get_xlabel() == "rank"
+
+
+def test_bad_input_is_refused():
+    op = DenseOperator(torch.eye(5, dtype=f64))
+    for k in (0, 6):
+        with pytest.raises(ValueError, match=f"got k={k} for dim=5"):
+            top_eigenpairs(op, k)
+    with pytest.raises(ValueError, match=r"which must be one of 'largest'.*got 'LM'"):
+        top_eigenpairs(op, 1, "LM")
+    with pytest.raises(ValueError, match=r"got tol=0\.0, block=4"):
+        top_eigenpairs(op, 1, tol=0.0)
+    with pytest.raises(ValueError, match="got tol=1e-06, block=0"):
+        top_eigenpairs(op, 1, block=0)
+    with pytest.raises(ValueError, match="need at least 5 products, got max_products=4"):
+        top_eigenpairs(op, 3, max_products=4)
+
+
+def test_a_product_that_is_not_finite_is_refused():
+    for dim in (10, 200):
+        with pytest.raises(NonFiniteError, match="a product returned NaN or infinity"):
+            top_eigenpairs(FunctionOperator(lambda V: V / 0.0, dim, f64), 2)
