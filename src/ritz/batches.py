@@ -6,7 +6,9 @@ accepted and remembered as having no fixed order.
 """
 
 import contextlib
+import copy
 import dataclasses
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from .space import random_uniform
 
 DEFAULT_BATCH_SIZE = 256
+COMPARED = 512  # samples of a loader that are looked at twice
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,11 @@ class Batch:
         """This batch in pieces of at most `most` samples."""
         if most >= self.size:
             return [self]
-        starts = range(0, self.size, most)
-        return [
-            Batch(
-                map_tensors(self.data, lambda x, a=a: x[a : a + most] if _batched(x, self.size) else x),
-                self.index,
-                self.start + a,
-                min(most, self.size - a),
-            )
-            for a in starts
-        ]
+        return [self._piece(a, min(most, self.size - a)) for a in range(0, self.size, most)]
 
+    def _piece(self, first: int, size: int) -> "Batch":
+        data = map_tensors(self.data, lambda x: x[first : first + size] if _batched(x, self.size) else x)
+        return Batch(data, self.index, self.start + first, size)
 
     def take(self, rows: Tensor, index: int) -> "Batch":
         """A batch of some of the samples, in any order and with repeats."""
@@ -75,7 +72,9 @@ class Batches:
         self.source = _as_iterable(data, batch_size)
         self.trusted = isinstance(self.source, _TensorBatches | list | tuple)  # the same on every walk by construction
         self.ordered: bool | None = True if self.trusted else None  # None: not known before the first walk
-        self.copies = device.type != "cpu" or not self.trusted  # else a kept batch is a view of the user's tensors
+        self.copies = (
+            device.type != "cpu" or dtype is not None or not self.trusted
+        )  # else a kept batch is a view of the user's tensors
         self._kept: list[Batch] | None = None
         self._num_samples: int | None = None
 
@@ -105,61 +104,69 @@ class Batches:
             return
         kept: list[Batch] | None = [] if self.cache is not False else None
         room = _room(self.device) if self.cache is None else float("inf")
-        sums, first, count = [], None, 0
+        sums: list[Tensor] = []
+        count = 0
         for batch in self._walk(seed=0):
             count = batch.start + batch.size
             if not self.trusted:
                 sums.append(_checksums(batch))
-                first = sums[0]
             if kept is not None:
                 kept.append(batch)
                 room -= _bytes(batch.data) if self.copies else 0
                 kept = kept if room >= 0 else None
         if count == 0:
             raise ValueError("the data is empty: there is no batch with a sample in it")
-        if not self.trusted and first is not None:
-            self.ordered = self._same_twice(first, torch.cat(sums))
+        if not self.trusted:
+            self.ordered = self._same_twice(torch.cat(sums))
         self._kept, self._num_samples = kept, count
 
-    def _same_twice(self, first: Tensor, sums: Tensor) -> bool:
-        """Walk again: True if the order is the same, False if only the order differs; refused if the samples do."""
-        again = self._walk(seed=1)
-        start = _checksums(next(again))
-        if _close(start, first):
+    def _same_twice(self, sums: Tensor) -> bool:
+        """Walk again: True if the order is the same, False if only the order differs; refused if the samples do.
+
+        The first samples are enough for the same order: what augments or shuffles does not spare all of them.
+        """
+        again = map(_checksums, self._walk(seed=1))
+        other = sums[:0]
+        for part in again:
+            other = torch.cat([other, part])
+            if len(other) >= COMPARED:
+                break
+        if _close(other, sums[: len(other)] if len(other) >= COMPARED else sums):
             return True
-        rest = [start] + [_checksums(batch) for batch in again]
-        other = torch.cat(rest)
-        if len(other) == len(sums) and _close(other.sort().values, sums.sort().values):
+        other = torch.cat([other, *again])
+        if _close(other.sort().values, sums.sort().values):
             return False
         raise ValueError(
-            "two walks over the data gave different samples (augmentation, random padding or drop_last with shuffling), "
-            "so every product would belong to another matrix; use a loader without augmentation, or fix one draw of it "
+            "two walks over the data gave different samples (augmentation, random padding, drop_last with shuffling): "
+            "every product would belong to another matrix; use a loader without augmentation, or fix one draw of it "
             "with data=list(loader)"
         )
 
     def _walk(self, seed: int | None = None) -> Iterator[Batch]:
         """Numbered batches on the device; the global generators are as before at every step of the walk."""
-        start, iterator = 0, None
-        index = 0
-        while True:
-            with isolated_rng(None if seed is None else 1_000_003 * seed + index):
-                iterator = iter(self.source) if iterator is None else iterator
-                data = next(iterator, _END)
-            if data is _END:
-                return
-            size = num_samples(data)
-            if size:
-                yield Batch(self._place(data), index, start, size)
-            start, index = start + size, index + 1
+        iterator, start, index = None, 0, 0
+        with _own_generator(self.source, seed):
+            while True:
+                with isolated_rng(None if seed is None else 1_000_003 * seed + index):
+                    iterator = iter(self.source) if iterator is None else iterator
+                    data = next(iterator, _END)
+                if data is _END:
+                    return
+                size = num_samples(data)
+                if size:
+                    yield Batch(self._place(data), index, start, size)
+                start, index = start + size, index + 1
 
     def _place(self, data: Any) -> Any:
         """Tensors on the device, floating ones in the dtype of the run."""
 
         def place(x: Tensor) -> Tensor:
             dtype = self.dtype if self.dtype is not None and x.is_floating_point() else x.dtype
-            return x.detach().to(self.device, dtype, non_blocking=True)
+            moved = x.detach().to(self.device, dtype, non_blocking=True)
+            return moved.clone() if moved.is_inference() else moved  # what is kept must be differentiable through
 
-        return map_tensors(data, place)
+        with torch.inference_mode(False):
+            return map_tensors(data, place)
 
     def sample(self, num_batches: int, batch_size: int, seed: int) -> list[Batch]:
         """Disjoint batches of samples drawn without replacement.
@@ -167,6 +174,8 @@ class Batches:
         Where the batches cannot be pooled (ragged tensors, a stream too large to keep), the user's own batches of that
         size are taken instead.
         """
+        if num_batches < 1 or batch_size < 1:
+            raise ValueError(f"num_batches and batch_size must be at least 1, got {num_batches} and {batch_size}")
         if num_batches * batch_size > self.num_samples:
             raise ValueError(
                 f"num_batches * batch_size = {num_batches} * {batch_size} samples asked of {self.num_samples}; "
@@ -174,13 +183,14 @@ class Batches:
             )
         pool = self.pool()
         if pool is None:
-            whole = [batch for batch in self if batch.size == batch_size]
+            whole = [batch.index for batch in self if batch.size == batch_size]
             if len(whole) < num_batches:
                 raise ValueError(
                     f"the data cannot be re-batched and has {len(whole)} batches of {batch_size} samples; "
                     f"{num_batches} were asked for: set batch_size to that of the loader"
                 )
-            return [whole[int(i)] for i in _shuffled(len(whole), seed)[:num_batches]]
+            picked = {whole[int(i)] for i in _shuffled(len(whole), seed)[:num_batches]}
+            return [batch for batch in self if batch.index in picked]
         chosen = _shuffled(self.num_samples, seed)[: num_batches * batch_size].to(self.device)
         return [pool.take(rows, index) for index, rows in enumerate(chosen.split(batch_size))]
 
@@ -202,6 +212,13 @@ class _TensorBatches:
     """Tensors of one length, cut into batches; views, no copy."""
 
     def __init__(self, tensors: tuple[Tensor, ...], size: int) -> None:
+        lengths = {len(x) if x.ndim else 0 for x in tensors}
+        if len(lengths) > 1:
+            raise ValueError(f"data tensors differ in length: {', '.join(str(tuple(x.shape)) for x in tensors)}")
+        if lengths == {0}:
+            raise ValueError("the data is empty: tensors of length 0")
+        if size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {size}")
         self.tensors, self.size = tensors, size
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
@@ -214,22 +231,28 @@ def _as_iterable(data: Any, batch_size: int | None) -> Iterable[Any]:
         raise ValueError("data is missing: give (X, y) tensors, a DataLoader or a list of batches")
     if isinstance(data, Tensor):
         raise ValueError("data is a single tensor; give a tuple (X, y), or a list of batches")
-    if isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
-        lengths = [len(x) if x.ndim else 0 for x in data]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"data tensors differ in length: {', '.join(str(tuple(x.shape)) for x in data)}")
-        if lengths[0] == 0:
-            raise ValueError("the data is empty: tensors of length 0")
-        return _TensorBatches(data, batch_size or DEFAULT_BATCH_SIZE)
+    if isinstance(data, tuple) and any(isinstance(x, np.ndarray) for x in data):
+        raise TypeError("data holds NumPy arrays; give tensors: (torch.as_tensor(X), torch.as_tensor(y))")
+    if isinstance(data, Mapping):
+        raise TypeError(f"data is one {type(data).__name__}; give a list of batches: [data]")
+    if is_tensors(data):
+        return _TensorBatches(data, DEFAULT_BATCH_SIZE if batch_size is None else batch_size)
     if batch_size is not None:
         raise ValueError("batch_size is for data given as tensors; a loader or list has its own batches")
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         raise ValueError("data is a Dataset, which gives samples, not batches; wrap it in a DataLoader")
     if not hasattr(data, "__iter__"):
-        raise TypeError(f"data must be (X, y) tensors, a DataLoader or a re-iterable of batches, got {type(data).__name__}")
+        raise TypeError(
+            f"data must be (X, y) tensors, a DataLoader or a re-iterable of batches, got {type(data).__name__}"
+        )
     if isinstance(data, Iterator):
         raise ValueError("data can be walked only once (a generator or iterator); pass list(data)")
     return list(data) if isinstance(data, Sequence) and not isinstance(data, DataLoader) else data
+
+
+def is_tensors(data: Any) -> bool:
+    """Whether the data is a tuple of tensors, all samples in one."""
+    return isinstance(data, tuple) and bool(data) and all(isinstance(x, Tensor) for x in data)
 
 
 # ------------------------------------------------------------------------------------- trees of tensors
@@ -241,13 +264,18 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
         return fn(tree)
     if isinstance(tree, Mapping):
         mapped = {key: map_tensors(value, fn) for key, value in tree.items()}
-        return type(tree)(mapped) if type(tree) is not dict else mapped  # type: ignore[call-arg]
+        if not isinstance(tree, dict):
+            return type(tree)(mapped)  # type: ignore[call-arg]
+        same = copy.copy(tree)  # a subclass may not be made from a dict, as defaultdict
+        same.update(mapped)
+        return same
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(map_tensors(value, fn) for value in tree))
     if isinstance(tree, list | tuple):
         return type(tree)(map_tensors(value, fn) for value in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return dataclasses.replace(tree, **{f.name: map_tensors(getattr(tree, f.name), fn) for f in dataclasses.fields(tree)})
+        fields = [f.name for f in dataclasses.fields(tree) if f.init]
+        return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn) for name in fields})
     return tree
 
 
@@ -308,29 +336,57 @@ def _checksums(batch: Batch) -> Tensor:
     total = torch.zeros(batch.size, dtype=torch.float64)
     for x in tensors_of(batch.data):
         if _batched(x, batch.size):
-            flat = x.reshape(batch.size, -1).double().cpu()
+            flat = x.reshape(batch.size, math.prod(x.shape[1:])).double().cpu()
             total += flat @ random_uniform(flat.shape[1], ("checksum",))
     return total
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=0, equal_nan=True)
+    """Equal but for the order in which a checksum was added up."""
+    finite = b[b.isfinite()].abs()
+    scale = float(finite.max()) if len(finite) else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12 * scale, equal_nan=True)
+
+
+@contextlib.contextmanager
+def _own_generator(source: Any, seed: int | None) -> Iterator[None]:
+    """Put back a loader's own generator after a walk; seed it inside if asked to."""
+    own = getattr(source, "generator", None)
+    if not isinstance(own, torch.Generator):
+        yield
+        return
+    state = own.get_state()
+    try:
+        if seed is not None:
+            own.manual_seed(seed)
+        yield
+    finally:
+        own.set_state(state)
 
 
 @contextlib.contextmanager
 def isolated_rng(seed: int | None = None, device: torch.device | None = None) -> Iterator[None]:
     """Restore the global generators of torch, NumPy and Python on the way out; seed them inside if asked to."""
     python, array, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
+    gpu = device if device is not None and device.type == "cuda" else None
+    cuda = None if gpu is None else torch.cuda.get_rng_state(gpu)
     try:
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
+            seed_torch(seed, device)
         yield
     finally:
         random.setstate(python)
         np.random.set_state(array)
         torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+        if gpu is not None and cuda is not None:
+            torch.cuda.set_rng_state(cuda, gpu)
+
+
+def seed_torch(seed: int, device: torch.device | None = None) -> None:
+    """Seed the generator of the CPU and of one device; `torch.manual_seed` would reach every other one as well."""
+    torch.default_generator.manual_seed(seed)
+    if device is not None and device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

@@ -79,7 +79,8 @@ def squared_norms(capture: Capture, size: int) -> dict[str, Tensor]:
 
 def _by_sample(x: Tensor, size: int, dim: int = 0) -> Tensor:
     """(size * k, ...) as (size, k, ...) at dimension `dim`."""
-    return x.unflatten(dim, (size, -1))
+    split: Tensor = x.unflatten(dim, (size, -1))
+    return split
 
 
 def _sum_squares(x: Tensor) -> Tensor:
@@ -89,13 +90,27 @@ def _sum_squares(x: Tensor) -> Tensor:
 
 def _outer_squares(g: Tensor, a: Tensor) -> Tensor:
     """sum over rows r and groups of ||g a'||_F^2 for g (B, G, R, T) and a (B, G, F, T): (B,)."""
-    rows, positions, features = g.shape[2], g.shape[3], a.shape[2]
+    groups, rows, positions, features = *g.shape[1:], a.shape[2]
     if positions == 1:
         return (_sum_groups(g) * _sum_groups(a)).sum(1)
     gram = positions * positions * (rows + features) < rows * positions * features
-    if gram:  # (g'g) . (a'a), the sum over cotangents taken inside
-        return ((g.mT @ g) * (a.mT @ a)).flatten(1).sum(1)
+    step = _samples_at_once(groups * (positions * positions if gram else rows * features), g.device)
+    by = _by_gram if gram else _by_product
+    return torch.cat([by(gs, xs) for gs, xs in zip(g.split(step), a.split(step), strict=True)])
+
+
+def _by_gram(g: Tensor, a: Tensor) -> Tensor:
+    """(g'g) . (a'a), the sum over cotangents taken inside."""
+    return ((g.mT @ g) * (a.mT @ a)).flatten(1).sum(1)
+
+
+def _by_product(g: Tensor, a: Tensor) -> Tensor:
     return _sum_squares(g @ a.mT)
+
+
+def _samples_at_once(each: int, device: torch.device) -> int:
+    """How many samples fit in the workspace, at so many elements for each."""
+    return max(1, _WORKSPACE.get(device.type, 1 << 27) // max(each, 1))
 
 
 def _sum_groups(x: Tensor) -> Tensor:
@@ -127,7 +142,8 @@ def _conv(capture: Capture, size: int) -> Squares:
         found["bias"] = _sum_squares(g.sum((2, 4)))
     if "weight" in capture.params:
         rows = g.transpose(2, 3).flatten(3)  # (B, r, out, k T)
-        step = _samples_at_once(rows, conv, size)
+        patch = conv.in_channels * math.prod(conv.kernel_size)
+        step = _samples_at_once((patch + rows.shape[1] * rows.shape[2]) * rows.shape[-1], rows.device)
         x = _by_sample(_padded(conv, capture.input.detach()), size)
         parts = [_conv_weight(conv, xs, gs) for xs, gs in zip(x.split(step), rows.split(step), strict=True)]
         found["weight"] = torch.cat(parts)
@@ -146,14 +162,6 @@ def _conv_weight(conv: Any, x: Tensor, g: Tensor) -> Tensor:
     patches = patches.reshape(size, groups, conv.in_channels // groups * math.prod(conv.kernel_size), -1)
     g = g.unflatten(2, (groups, -1)).transpose(1, 2).flatten(2, 3)  # (B, groups, r out / groups, k T)
     return _outer_squares(g, patches)
-
-
-def _samples_at_once(rows: Tensor, conv: Any, size: int) -> int:
-    """How many samples fit in the workspace."""
-    most = _WORKSPACE.get(rows.device.type, 1 << 27)
-    patch = conv.in_channels * math.prod(conv.kernel_size)
-    each = rows.shape[-1] * (patch + rows.shape[1] * rows.shape[2]) + patch * rows.shape[1] * rows.shape[2]
-    return max(1, min(size, most // max(each, 1)))
 
 
 def _padded(conv: Any, x: Tensor) -> Tensor:
@@ -356,14 +364,22 @@ class Recorder:
 
 
 def _pull_back(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:
-    """Gradients (r, ...) at each edge. Batched on an accelerator; one after the other on a CPU, where that is faster."""
+    """Gradients (r, ...) at each edge: batched on an accelerator, in turn on a CPU, where that is faster."""
     if out.device.type != "cpu":
         try:
-            return list(torch.autograd.grad(out, edges, cotangents, retain_graph=True, is_grads_batched=True))
+            return _batched(out, edges, cotangents)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # an operation whose backward pass cannot be batched
             pass
+    return _in_turn(out, edges, cotangents)
+
+
+def _batched(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(out, edges, cotangents, retain_graph=True, is_grads_batched=True))
+
+
+def _in_turn(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:
     passes = [torch.autograd.grad(out, edges, cotangent, retain_graph=True) for cotangent in cotangents]
     # samples first in memory, as the layer rules read it
     return [torch.stack(grads, dim=1).transpose(0, 1) for grads in zip(*passes, strict=True)]

@@ -55,7 +55,7 @@ def multi_affine(risk: "Risk") -> Linearity:
         >>> verdict(torch.nn.ReLU()).holds
         True
         >>> verdict(torch.nn.Tanh())
-        Linearity(holds=False, reason='aten::tanh is not piecewise linear in 0.weight')
+        Linearity(holds=False, reason='aten::tanh is not piecewise linear in 0.bias')
     """
     _ = risk.output_loss  # a risk without outputs has no answer, and says so
     batch = next(iter(risk.batches))
@@ -87,7 +87,7 @@ class _Trace(TorchDispatchMode):
     """
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept: list[Any] = []  # a storage that is freed would give its address to another
         self._of: dict[int, Names] = {}
         for name, p in params.items():
@@ -148,7 +148,7 @@ class _Trace(TorchDispatchMode):
 
 
 def _key(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
+    return int(x.untyped_storage()._cdata)
 
 
 def _carries(x: Tensor) -> bool:
@@ -234,9 +234,7 @@ FACTORS: dict[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
     ),
     **dict.fromkeys(_aten("addmm addmv addbmm baddbmm addr addcmul"), _second_and_third),
     **dict.fromkeys(_aten("native_batch_norm cudnn_batch_norm miopen_batch_norm"), _normalisation),
-    **dict.fromkeys(
-        _aten("_native_batch_norm_legit_no_training _batch_norm_no_update"), lambda args: (0, 1, 3, 4, 4)
-    ),
+    **dict.fromkeys(_aten("_native_batch_norm_legit_no_training _batch_norm_no_update"), lambda args: (0, 1, 3, 4, 4)),
 }
 
 # Affine in the other arguments where these depend on no parameter.

@@ -59,7 +59,7 @@ class Mean:
             self.total, self.weight = total.detach().clone(), weight.detach().double()
         else:
             self.total.add_(total)
-            self.weight += weight
+            self.weight = self.weight + weight  # not in place: it may still be the caller's
 
     def merge(self, other: "Mean") -> None:
         """Another mean."""

@@ -6,6 +6,7 @@ An `Estimate` keeps two kinds of error apart. `stderr` is sampling error: other 
 """
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import math
@@ -13,7 +14,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -58,7 +58,9 @@ class StudentT:
         """Lower end of the bracket less t standard errors, upper end plus as many."""
         from scipy.stats import t
 
-        width = stderr * float(t.ppf(0.5 + level / 2, self.dof)) if self.dof > 0 else stderr * math.inf
+        width = (
+            stderr * float(t.ppf(0.5 + level / 2, self.dof)) if self.dof > 0 else math.inf
+        )  # one probe has no spread
         return bracket[0] - width, bracket[1] + width
 
 
@@ -68,7 +70,7 @@ class ChiSquare:
 
     v'Av summed over K normal probes has mean K Tr A and variance 2 K Tr A^2, as c chi^2(nu) has for
     nu = K (Tr A)^2 / Tr A^2 (Satterthwaite 1946). It covers where a few large eigenvalues make the mean skewed.
-    `offset` is the part that is known exactly and takes no share in the sampling.
+    `offset` is the part that takes no share in the sampling; above the value, where the form is skewed to the left.
     """
 
     dof: Number
@@ -77,7 +79,10 @@ class ChiSquare:
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """offset + nu (value - offset) / chi^2 quantiles."""
         low, high = (self.dof / self._quantile(q) for q in (0.5 + level / 2, 0.5 - level / 2))
-        return self.offset + (bracket[0] - self.offset) * low, self.offset + (bracket[1] - self.offset) * high
+        ends = self.offset + (bracket[0] - self.offset) * low, self.offset + (bracket[1] - self.offset) * high
+        if isinstance(ends[0], Tensor) or ends[0] <= ends[1]:
+            return ends
+        return ends[1], ends[0]  # skewed to the left
 
     def _quantile(self, q: float) -> Number:
         from scipy.stats import chi2
@@ -85,6 +90,18 @@ class ChiSquare:
         if isinstance(self.dof, Tensor):
             return torch.as_tensor(chi2.ppf(q, self.dof.double().cpu().numpy())).to(self.dof)
         return float(chi2.ppf(q, self.dof))
+
+
+@dataclass(frozen=True)
+class Hull:
+    """The smallest interval that holds those of several rules, for what no one of them is honest about alone."""
+
+    rules: tuple[IntervalRule, ...]
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the lowest end to the highest."""
+        ends = [rule.interval(value, stderr, bracket, level) for rule in self.rules]
+        return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
 
 
 def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Number:
@@ -161,7 +178,7 @@ class Estimate:
     Attributes:
         name: What was estimated.
         value: The number, or a tensor of one per sample or parameter.
-        stderr: Sampling error of `value`, one standard error; 0 where the value is exact; NaN where one probe gives none.
+        stderr: Sampling error of `value`, one standard error; 0 where it is exact, NaN where one probe gives none.
         bracket: (lower, upper) error of quadrature or of a residual; None where there is none beyond round-off.
         samples: What each probe gave, (num_probes,); `value` is their mean to the power `power`.
         power: 0.5 for a norm that is the root of an averaged square, else 1.
@@ -196,7 +213,7 @@ class Estimate:
     convention: str = ""
     rule: IntervalRule = field(default_factory=Exact)
     support: tuple[float, float] = (-math.inf, math.inf)
-    parts: Mapping[str, "Estimate"] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, "Estimate"] = field(default_factory=dict)
 
     def interval(self, level: float = 0.95) -> Pair:
         """(lower, upper) that holds the true value with probability `level`, sampling and depth error both counted."""
@@ -205,15 +222,14 @@ class Estimate:
         if self.power == 1.0:
             low, high = self.rule.interval(self.value, self.stderr, self.bracket or (self.value, self.value), level)
             return _clip(low, self.support), _clip(high, self.support)
-        mean, stderr = self.value ** (1 / self.power), self._raw_stderr()
-        bracket = tuple(end ** (1 / self.power) for end in self.bracket) if self.bracket else (mean, mean)
+        # the rule is made for the mean itself; its standard error by the delta method, backwards
+        mean, *bracket = (
+            float(x) ** (1 / self.power) for x in (self.value, *(self.bracket or (self.value, self.value)))
+        )
+        stderr = float(self.stderr) * mean / (self.power * float(self.value)) if self.value else 0.0
         low, high = self.rule.interval(mean, stderr, (bracket[0], bracket[1]), level)
-        return max(float(low), 0.0) ** self.power, max(float(high), 0.0) ** self.power
-
-    def _raw_stderr(self) -> Number:
-        """The standard error before the power was taken (delta method, backwards)."""
-        slope = self.power * self.value ** (1 - 1 / self.power)
-        return self.stderr / slope if slope else 0.0
+        low, high = (max(float(end), 0.0) ** self.power for end in (low, high))
+        return _clip(low, self.support), _clip(high, self.support)
 
     def __float__(self) -> float:
         return float(self.value)
@@ -250,8 +266,12 @@ def _clip(end: Number, support: tuple[float, float]) -> Number:
     return end.clamp(*support) if isinstance(end, Tensor) else min(max(float(end), support[0]), support[1])
 
 
-def from_samples(name: str, samples: Tensor, *, offset: float = 0.0, power: float = 1.0, **fields: Any) -> Estimate:
+def from_samples(
+    name: str, samples: Tensor, *, offset: float = 0.0, power: float = 1.0, spread: float = 1.0, **fields: Any
+) -> Estimate:
     """The mean of per-probe samples (K,) plus an exactly known `offset`, with a Student t interval.
+
+    `spread` widens the standard error of samples that are known not to be independent.
 
     Example:
         >>> e = from_samples("trace", torch.tensor([1.0, 3.0], dtype=torch.float64), offset=10.0)
@@ -261,7 +281,7 @@ def from_samples(name: str, samples: Tensor, *, offset: float = 0.0, power: floa
     samples = samples.double() + offset
     num = len(samples)
     mean = float(samples.mean())
-    stderr = float(samples.std() / math.sqrt(num)) if num > 1 else math.nan
+    stderr = spread * float(samples.std() / math.sqrt(num)) if num > 1 else math.nan
     if power != 1.0:
         mean = max(mean, 0.0)
         stderr = stderr * power * mean ** (power - 1) if mean else 0.0
@@ -304,6 +324,7 @@ _HOMES = {
     "Exact": "ritz.results",
     "StudentT": "ritz.results",
     "ChiSquare": "ritz.results",
+    "Hull": "ritz.results",
     "RandomStart": "ritz.results",
     "Magnitude": "ritz.results",
     "Spectrum": "ritz.estimators.quantities",
@@ -318,17 +339,19 @@ _HOMES = {
 def save(result: Any, path: str | os.PathLike[str]) -> Path:
     """Write a result as `path`.json (numbers, text) and `path`.safetensors (tensors). Nothing is pickled.
 
-    Each file is written beside its name and moved into place, so a kill leaves the old one or the new one.
+    Each file is written beside its name and moved into place, so a kill leaves the old one or the new one; the tensors
+    carry the mark of their text, so that the new one of one and the old one of the other are not taken for a pair.
     """
     from safetensors.torch import save_file
 
     stem = _stem(path)
     stem.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    tree = {"format": FORMAT, "result": _encode(result, "", tensors)}
+    result = _encode(result, "", tensors)
+    text = json.dumps({"format": FORMAT, "tensors": len(tensors), "result": result}, indent=1)
     if tensors:
-        _replace(stem.with_name(stem.name + ".safetensors"), lambda part: save_file(tensors, part))
-    text = json.dumps(tree, indent=1)
+        mark = {"text": _mark(text)}
+        _replace(stem.with_name(stem.name + ".safetensors"), lambda part: save_file(tensors, part, mark))
     _replace(stem.with_name(stem.name + ".json"), lambda part: part.write_text(text, encoding="utf8"))
     return stem.with_name(stem.name + ".json")
 
@@ -343,23 +366,41 @@ def load(path: str | os.PathLike[str]) -> Any:
         ...     ritz.load(e.save(folder + "/trace")) == e
         True
     """
-    from safetensors.torch import load_file
-
     stem = _stem(path)
     source = stem.with_name(stem.name + ".json")
     if not source.exists():
         raise FileNotFoundError(f"no result at {source}")
-    tree = json.loads(source.read_text(encoding="utf8"))
+    text = source.read_text(encoding="utf8")
+    tree = json.loads(text)
     if tree.get("format") != FORMAT:
         raise ValueError(f"{source} has format {tree.get('format')!r}; this version of ritz reads format {FORMAT}")
-    arrays = stem.with_name(stem.name + ".safetensors")
-    return _decode(tree["result"], load_file(arrays) if arrays.exists() else {})
+    tensors = _load_tensors(stem.with_name(stem.name + ".safetensors"), _mark(text)) if tree["tensors"] else {}
+    return _decode(tree["result"], tensors)
+
+
+def _load_tensors(source: Path, mark: str) -> dict[str, Tensor]:
+    """The tensors that were saved with the text that has this mark."""
+    from safetensors import safe_open
+
+    if not source.exists():
+        raise FileNotFoundError(f"{source} is missing; a result is two files, and both must be kept together")
+    with safe_open(source, framework="pt") as file:
+        if (file.metadata() or {}).get("text") != mark:
+            raise ValueError(f"{source} belongs to another result than the .json beside it; a save was cut short")
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
+
+
+def _mark(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf8"), digest_size=16).hexdigest()
 
 
 def equal(a: Any, b: Any) -> bool:
     """Same type, same fields; tensors element by element, NaN equal to NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.nan_to_num(0.125), b.nan_to_num(0.125)))
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        a, b = a.cpu(), b.cpu()
+        return bool(((a == b) | (a.isnan() & b.isnan())).all())
     if dataclasses.is_dataclass(a) and not isinstance(a, type):
         return type(a) is type(b) and all(equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -390,7 +431,9 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         if type(node).__name__ not in _HOMES:
             raise TypeError(f"{type(node).__name__} cannot be saved")
-        fields = {f.name: _encode(getattr(node, f.name), f"{where}/{f.name}", tensors) for f in dataclasses.fields(node)}
+        fields = {
+            f.name: _encode(getattr(node, f.name), f"{where}/{f.name}", tensors) for f in dataclasses.fields(node)
+        }
         return {"type": type(node).__name__, "fields": fields}
     if isinstance(node, Mapping):
         return {"map": [[key, _encode(value, f"{where}/{key}", tensors)] for key, value in node.items()]}
@@ -409,7 +452,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "tensor" in node:
         return tensors[node["tensor"]]
     if "map" in node:
-        return MappingProxyType({key: _decode(value, tensors) for key, value in node["map"]})
+        return {key: _decode(value, tensors) for key, value in node["map"]}
     if "tuple" in node:
         return tuple(_decode(item, tensors) for item in node["tuple"])
     if "float" in node:

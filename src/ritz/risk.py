@@ -9,27 +9,23 @@ with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and
 import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
-from .batches import Batch, Batches, isolated_rng
+from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch
 from .errors import NonFiniteError, UnsupportedError
 from .layers import Capture, Recorder
 from .losses import Loss, Target, as_loss
+from .modes import AttentionWatch, BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan
 from .reducers import Mean, Reducer
 from .space import ParamSpace, select
 
 Params = dict[str, Tensor]
-Forward = Callable[[nn.Module, Any], Tensor]
-BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
-Mode = Literal["eval", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +79,18 @@ class Risk:
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if (loss is None) == (batch_loss is None):
             raise ValueError("give either loss= or batch_loss=, one of the two")
+        if batch_loss is not None and (forward is not None or target is not None):
+            raise ValueError("batch_loss= calls the model itself: forward= and target= have no part in it")
         if mode not in ("eval", "train"):
             raise ValueError(f"mode must be 'eval' or 'train', got {mode!r}")
-        self.model = _unwrapped(model)
-        self.names = _chosen(self.model, params)
+        self.model = unwrapped(model)
+        self.names = chosen(self.model, params)
         first = dict(self.model.named_parameters())[self.names[0]]
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.mode, self.dropout, self.plan = mode, dropout, plan or Plan()
         self._loss = None if loss is None else as_loss(loss, target)
-        self._caller = _Caller(self.model, forward or _default_forward, batch_loss)
+        self._caller = Caller(self.model, forward, batch_loss)
         self._data_dtype = dtype
         self.batches = self._batched(data, batch_size)
         self._override: Params | None = None
@@ -100,6 +98,10 @@ class Risk:
         self._state: tuple[Params, Params] = ({}, {})
         self._checked: Hashable = None
         self._piece: int | None = self.plan.micro_batch  # shrinks when memory runs out
+        if self._piece is not None and not self.splittable:
+            raise UnsupportedError(
+                "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
+            )
         self.notes: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------------------------- what it is
@@ -135,7 +137,7 @@ class Risk:
         if self._loss is None:
             raise UnsupportedError(
                 "this risk was given as batch_loss=, so its outputs are not known: Gauss-Newton and Fisher matrices, "
-                "margins and per-sample numbers do not exist for it; give loss= and forward= instead, or use ritz.Hessian"
+                "margins and per-sample numbers do not exist for it; give loss= and forward=, or use ritz.Hessian"
             )
         return self._loss
 
@@ -151,9 +153,7 @@ class Risk:
 
     def version(self) -> Hashable:
         """Changes whenever a weight or buffer does."""
-        if self._override is not None:
-            return tuple((id(p), p._version) for p in self._override.values())
-        return tuple((t.data_ptr(), t._version) for t in _tensors(self.model))
+        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._live().values())
 
     def params(self) -> Params:
         """The chosen parameters as they are now, detached, in the precision and on the device of the risk."""
@@ -167,7 +167,7 @@ class Risk:
             if params.shape != (self.dim,):
                 raise ValueError(f"expected a flat vector (dim={self.dim},), got {tuple(params.shape)}")
             params = self.space.split(params)
-        known = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        known = self._live()
         for name, value in params.items():
             if name not in known:
                 raise ValueError(f"the model has no parameter or buffer named {name!r}")
@@ -194,11 +194,9 @@ class Risk:
 
     def _batched(self, data: Any, batch_size: int | None) -> Batches:
         """Data as batches; with batch statistics the batch is part of the function: tensors are one, unless said."""
-        if self.mode == "train" and batch_size is None and isinstance(data, tuple) and data:
+        if self.mode == "train" and batch_size is None and is_tensors(data) and data[0].ndim:
             batch_size = len(data[0]) or None
-        return Batches(
-            data, batch_size=batch_size, device=self.device, dtype=self._data_dtype, cache=self.plan.cache
-        )
+        return Batches(data, batch_size=batch_size, device=self.device, dtype=self._data_dtype, cache=self.plan.cache)
 
     def _copy(self) -> "Risk":
         """A risk that shares model, loss and batches, and has its own caches."""
@@ -234,10 +232,10 @@ class Risk:
     def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
         state = {f"model.{name}": p for name, p in {**self._current()[1], **params}.items()}
-        if not self.dropout:
-            return functional_call(module, state, (batch.data,))
-        torch.manual_seed(batch.index)  # inside `session`, which puts the generator back
-        return functional_call(module, state, (batch.data,))
+        if self.dropout:
+            seed_torch(batch.index, self.device)  # inside `session`, which puts the generators back
+        with torch.enable_grad():  # for a model that differentiates in its inputs; weights ask for it themselves
+            return functional_call(module, state, (map_tensors(batch.data, Tensor.detach),))
 
     def captured(
         self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]
@@ -269,15 +267,22 @@ class Risk:
         """(chosen parameters, everything else) as of now; cast copies are kept until a weight moves."""
         key = self.version()
         if key != self._state_key:
-            own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-            own.update(self._override or {})
-            placed = {name: self._placed(t) for name, t in own.items()}
+            with torch.inference_mode(False):
+                placed = {name: self._placed(t) for name, t in self._live().items()}
+                # a forward pass may write to buffers, so it is given copies
+                placed.update((name, placed[name].clone()) for name, _ in self.model.named_buffers())
             self._state = ({n: placed[n] for n in self.names}, {n: t for n, t in placed.items() if n not in self.names})
             self._state_key = key
         return self._state
 
+    def _live(self) -> Params:
+        """Every parameter and buffer of the model as it is now, or as `at` says."""
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return {**own, **(self._override or {})}
+
     def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+        placed = tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
+        return placed.clone() if placed.is_inference() else placed
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -305,10 +310,6 @@ class Risk:
         self, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]], params: Params, batch: Batch
     ) -> list[tuple[Tensor, Tensor]]:
         """`fn` on a batch, whole or in pieces as small as memory asks for."""
-        if self._piece is not None and not self.splittable:
-            raise UnsupportedError(
-                "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch must stay whole"
-            )
         while True:
             most = self._piece or batch.size
             try:
@@ -325,14 +326,7 @@ class Risk:
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """The model as this risk sees it: mode set, kernels differentiable twice, generators put back after."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(isolated_rng(device=self.device))
-            stack.enter_context(_mode(self.model, self.mode, self.dropout))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(_no_fused_layers(self.model, self.device))
-            stack.enter_context(torch.autocast(self.device.type, enabled=False))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())  # each product switches on what it needs
+        with studied(self.model, self.mode, self.dropout, self.device):
             yield
 
     # ------------------------------------------------------------------------------------- loss, gradient
@@ -351,8 +345,13 @@ class Risk:
 
     def batch_gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradient of the sum over one batch (dim,), and the weight of the batch."""
-        grads, weight = torch.func.grad(self.total_and_weight, has_aux=True)(params, batch)
-        return self.space.join(grads), weight
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad():  # not by torch.func, inside which a model cannot differentiate in its inputs
+            total, weight = self.total_and_weight(leaves, batch)
+        if not total.requires_grad:  # none of the chosen parameters is used
+            return total.new_zeros(self.dim), weight
+        grads = torch.autograd.grad(total, tuple(leaves.values()), materialize_grads=True)
+        return torch.cat([g.flatten() for g in grads]), weight.detach()
 
     # ------------------------------------------------------------------------------------------- checking
 
@@ -364,17 +363,18 @@ class Risk:
         key = self.version()
         if key == self._checked:
             return
-        for name, p in self.params().items():
-            if not bool(p.isfinite().all()):
-                raise NonFiniteError(f"parameter {name} is not finite; the network has diverged, load other weights")
+        for name, tensor in (*self._current()[0].items(), *self._current()[1].items()):
+            if not bool(tensor.isfinite().all()):
+                raise NonFiniteError(f"{name} is not finite; the network has diverged, load other weights")
         if self.mode == "train" and not self.batches.ordered and not self._settled():
             raise UnsupportedError(
                 "mode='train' with a shuffling loader: with batch statistics the batches are part of the function; "
                 "fix them with data=list(loader)"
             )
-        with self.session():
-            for batch in self.batches:
-                self._check_batch(batch)
+        mean = Mean()
+        self.fold(self._checked_total, mean)
+        if mean.weight is None or not float(mean.weight) > 0:
+            raise ValueError("the weights of the samples add up to 0: every target is ignored")
         self._checked = key
 
     def _settled(self) -> bool:
@@ -382,8 +382,11 @@ class Risk:
         self.batches.prepare()
         return bool(self.batches.ordered)
 
-    def _check_batch(self, batch: Batch) -> None:
-        total, weight = self._watched(batch) if batch.index == 0 else self.total_and_weight(self.params(), batch)
+    def _checked_total(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum and weight of a batch, or of a piece of one, after a look at them."""
+        first = batch.start == 0
+        total, weight = self._watched(params, batch) if first else self._looked_at(params, batch)
+        total = total.detach()
         if total.ndim:
             raise ValueError(f"the loss of a batch must be one number, got shape {tuple(total.shape)}")
         if not bool(torch.isfinite(total)):
@@ -391,39 +394,52 @@ class Risk:
                 f"the loss of batch {batch.index} (samples {batch.start} to {batch.start + batch.size - 1}) is "
                 f"{float(total)}; look for NaN or infinite inputs there, or a model that has diverged"
             )
-        if not float(weight) > 0 and batch.index == 0:
-            raise ValueError(f"the weight of batch 0 is {float(weight)}: every target in it is ignored")
-        if batch.index == 0:
-            self._check_repeats(batch, total)
+        if not float(weight) >= 0:
+            raise ValueError(f"the weight of batch {batch.index} is {float(weight)}; a weight counts items")
+        if first:
+            self._check_repeats(params, batch, total, weight)
             if self.splittable and batch.size > 1:
-                self._check_halves(batch, total, weight)
+                self._check_halves(params, batch, total, weight)
+        return total, weight
 
-    def _watched(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first batch: checks of values that are not repeated in products, and a look for fused attention."""
-        with _AttentionWatch() as watch:
-            result = self.total_and_weight(self.params(), batch)
-            if self._loss is not None and hasattr(self._loss, "check"):
-                self._loss.check(self.output(self.params(), batch), batch.data)
+    def _looked_at(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum and weight, and a look at values that products do not repeat: labels that are no class."""
+        if self._loss is None:
+            return self.total_and_weight(params, batch)
+        out = self.output(params, batch)
+        if hasattr(self._loss, "check"):
+            self._loss.check(out, batch.data)
+        return self._loss.total(out, batch.data), self._loss.weight(out, batch.data)
+
+    def _watched(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The first batch, with a look for fused attention."""
+        with AttentionWatch() as watch:
+            result = self._looked_at(params, batch)
         if watch.seen and not self.notes:
             self.notes = ("attention by the math kernel",)
             log.info("attention runs through the math kernel inside products: fused ones have no second derivative")
         return result
 
-    def _check_repeats(self, batch: Batch, total: Tensor) -> None:
-        again = self.total(self.params(), batch)
-        if not torch.allclose(again, total, rtol=_TOLERANCE.get(self.dtype, 1e-2), atol=0):
+    def _check_repeats(self, params: Params, batch: Batch, total: Tensor, weight: Tensor) -> None:
+        again = self.total(params, batch).detach()
+        if abs(float(again - total)) > self._slack(1.0, weight, float(total)):
             raise UnsupportedError(
                 f"the same batch gave loss {float(total):.8g}, then {float(again):.8g}: the forward pass is random; "
                 "dropout modules are switched off, so look for noise or functional dropout with training=True"
             )
 
-    def _check_halves(self, batch: Batch, total: Tensor, weight: Tensor) -> None:
-        halves = [self.total_and_weight(self.params(), half) for half in batch.pieces((batch.size + 1) // 2)]
-        parts = sum(float(t) for t, _ in halves)
-        scale = abs(float(total)) + sum(abs(float(t)) for t, _ in halves)
-        if abs(parts - float(total)) <= 1e3 * _TOLERANCE.get(self.dtype, 1e-2) * max(scale, 1e-30):
+    def _slack(self, factor: float, weight: Tensor, *totals: float) -> float:
+        """Round-off between two ways to the same sum; an item of a fitted network may be all round-off."""
+        sizes = sum(abs(t) for t in totals)
+        return factor * _TOLERANCE.get(self.dtype, 1e-2) * sizes + 16 * torch.finfo(self.dtype).eps * float(weight)
+
+    def _check_halves(self, params: Params, batch: Batch, total: Tensor, weight: Tensor) -> None:
+        halves = [self.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
+        totals = [float(t.detach()) for t, _ in halves]
+        parts = sum(totals)
+        if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
             return
-        means = [float(t / w) for t, w in halves]
+        means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
         if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):
             raise ValueError(
                 "the loss looks like a sum over the batch; return the mean, ritz weights batches by their size"
@@ -436,138 +452,3 @@ class Risk:
 
 
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-# ------------------------------------------------------------------------------------------- the model
-
-
-class _Whole(nn.Module):
-    """A module around the user's `fn(model, batch)`, so that `functional_call` reaches what it calls."""
-
-    def __init__(self, model: nn.Module, fn: Callable[[nn.Module, Any], Any]) -> None:
-        super().__init__()
-        self.model, self.fn = model, fn
-
-    def forward(self, data: Any) -> Any:
-        return self.fn(self.model, data)
-
-
-class _Caller:
-    """The two ways to call the model: for its outputs, and for an opaque loss."""
-
-    def __init__(self, model: nn.Module, forward: Forward, batch_loss: BatchLoss | None) -> None:
-        self.forward_only = _Whole(model, _checked_forward(forward))
-        self.whole = _Whole(model, _checked_batch_loss(batch_loss)) if batch_loss is not None else self.forward_only
-
-
-def _default_forward(model: nn.Module, batch: Any) -> Any:
-    """model(*inputs) for a batch (inputs ..., target)."""
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        return model(*batch[:-1])
-    raise ValueError(
-        f"a batch is a {type(batch).__name__}, not (inputs, target); say how the model reads it: "
-        "forward=lambda model, batch: model(**batch).logits"
-    )
-
-
-def _checked_forward(forward: Forward) -> Forward:
-    def call(model: nn.Module, batch: Any) -> Tensor:
-        out = forward(model, batch)
-        if not isinstance(out, Tensor):
-            raise TypeError(
-                f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
-                "forward=lambda model, batch: model(...).logits"
-            )
-        return out
-
-    return call
-
-
-def _checked_batch_loss(batch_loss: BatchLoss) -> BatchLoss:
-    def call(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-        result = batch_loss(model, batch)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"batch_loss must return (sum over items, weight), got {type(result).__name__}")
-        if not isinstance(result[0], Tensor) or result[0].ndim:
-            raise ValueError("batch_loss must return a scalar tensor as the sum over items")
-        return result
-
-    return call
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel or torch.compile."""
-    for name in ("module", "_orig_mod"):
-        inner = getattr(model, name, None)
-        if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
-            return _unwrapped(inner)
-    return model
-
-
-_WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule"}
-
-
-def _chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of the parameters that match and are not frozen."""
-    every = dict(model.named_parameters())  # tied parameters come once
-    if not every:
-        raise ValueError("the model has no parameters")
-    names = [name for name in select(every, patterns) if every[name].requires_grad]
-    if not names:
-        raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")
-    return tuple(names)
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-@contextlib.contextmanager
-def _mode(model: nn.Module, mode: Mode, dropout: bool) -> Iterator[None]:
-    """Evaluation mode, save for BatchNorm by batch statistics and dropout where they are asked for."""
-    modules = list(model.modules())
-    training = [m.training for m in modules]
-    norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._NormBase)] if mode == "train" else []
-    tracking = [m.track_running_stats for m in norms]
-    try:
-        for m in modules:
-            m.training = dropout and isinstance(m, nn.modules.dropout._DropoutNd)
-        for norm in norms:  # without tracking the buffers are neither read nor written
-            norm.training, norm.track_running_stats = True, False
-        yield
-    finally:
-        for m, was in zip(modules, training, strict=True):
-            m.training = was
-        for norm, was in zip(norms, tracking, strict=True):
-            norm.track_running_stats = was
-
-
-@contextlib.contextmanager
-def _no_fused_layers(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Fused transformer and recurrent kernels off: they have no second derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
-    with contextlib.ExitStack() as stack:
-        if recurrent and device.type == "cuda":
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        if recurrent and device.type == "cpu":
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-
-
-class _AttentionWatch(TorchFunctionMode):
-    """Notices a call of scaled_dot_product_attention."""
-
-    seen = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            self.seen = True
-        return func(*args, **(kwargs or {}))

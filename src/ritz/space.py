@@ -11,6 +11,7 @@ block of layers is the restriction of the probe of the whole.
 
 import fnmatch
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class ParamSpace:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Where each parameter lies in the flat vector."""
-        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        ends = itertools.accumulate(self.sizes)
         return {name: slice(end - size, end) for name, size, end in zip(self.names, self.sizes, ends, strict=True)}
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
@@ -64,13 +65,14 @@ class ParamSpace:
         lead = rows.shape[:-1]
         parts = rows.split(self.sizes, dim=-1)
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
     def join(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """The inverse of `split`; `lead` is the number of leading batch dimensions."""
-        return torch.cat([params[name].flatten(lead) for name in self.names], dim=-1)
+        parts = [params[name] for name in self.names]
+        return torch.cat([p.reshape(*p.shape[:lead], size) for p, size in zip(parts, self.sizes, strict=True)], dim=-1)
 
     def segment(self, rows: Tensor) -> Tensor:
         """Sums of rows (k, dim) over each parameter: (k, num_params). Serves per-layer dots and norms."""
@@ -93,13 +95,15 @@ class ParamSpace:
             distribution: "rademacher" (signs; least variance for a trace) or "normal" (rotation invariant; normalised
                 it is uniform on the sphere, which the bounds for a random start need).
         """
-        return torch.stack([
-            torch.cat([
-                _draw(size, seed, index, name, distribution, dtype, torch.device(device))
-                for name, size in zip(self.names, self.sizes, strict=True)
-            ])
-            for index in indices
-        ])
+        place = torch.device(device)
+
+        def row(index: int) -> Tensor:
+            named = zip(self.names, self.sizes, strict=True)
+            return torch.cat(
+                [_draw(size, (int(seed), int(index), name), distribution, dtype, place) for name, size in named]
+            )
+
+        return torch.stack([row(index) for index in indices])
 
 
 def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
@@ -114,29 +118,30 @@ def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
     """
     names = list(names)
     globs = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not globs:
+        raise ValueError("no parameter is chosen: the list of patterns is empty")
     for glob in globs:
         if not fnmatch.filter(names, glob):
             raise ValueError(f"no parameter matches {glob!r}; there are: {', '.join(names[:20])}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def _draw(
-    size: int, seed: int, index: int, name: str, distribution: str, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _draw(size: int, key: tuple[int, int, str], distribution: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`size` random numbers of mean 0 and variance 1, keyed by (seed, index, name)."""
     if distribution == "rademacher":
-        bits = random_bits(size, (seed, index, name), device)
+        bits = random_bits(size, key, device)
         return torch.where(bits < 0, -1.0, 1.0).to(dtype)
     if distribution == "normal":  # Box-Muller; float64 so that the tails and every device agree
-        radius = random_uniform(size, (seed, index, name, "radius"), device).log_().mul_(-2).sqrt_()
-        angle = random_uniform(size, (seed, index, name, "angle"), device).mul_(2 * math.pi).cos_()
+        radius = random_uniform(size, (*key, "radius"), device).log_().mul_(-2).sqrt_()
+        angle = random_uniform(size, (*key, "angle"), device).mul_(2 * math.pi).cos_()
         return radius.mul_(angle).to(dtype)
     raise ValueError(f"distribution must be 'rademacher' or 'normal', got {distribution!r}")
 
 
 def random_uniform(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """Uniform numbers in (0, 1), float64: elements start ... start + size - 1 of the stream named by `key`."""
-    return random_bits(size, key, device, start).bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add(0.5) * 2.0**-53
+    bits = _logical_shift(random_bits(size, key, device, start), 12)  # 52 of them: a float64 holds the half beside
+    return bits.double().add_(0.5).mul_(2.0**-52)
 
 
 def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:

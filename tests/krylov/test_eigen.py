@@ -109,6 +109,14 @@ def test_exhausted_spaces_are_refilled(kind, which):
     check(top_eigenpairs(DenseOperator(A), 12, which), A, 12, which)
 
 
+def test_more_copies_than_the_block_is_wide_are_found_where_the_space_is_exhausted():
+    g = torch.Generator().manual_seed(0)
+    spectrum = torch.randint(-6, 7, (300,), generator=g).double()  # thirteen values, some twenty copies of each
+    A = matrix(spectrum)
+    for which in ("largest", "smallest", "both"):
+        check(top_eigenpairs(DenseOperator(A), 11, which), A, 11, which)
+
+
 def test_float32_converges_to_what_float32_can_give():
     A = matrix(torch.cat([torch.tensor([9.0, 8.0, 7.5, -6.0]), torch.linspace(-1, 1, 396)])).float()
     for which in WHICH:
@@ -204,5 +212,5 @@ def test_bad_input_is_refused():
 
 def test_a_product_that_is_not_finite_is_refused():
     for dim in (10, 200):
-        with pytest.raises(NonFiniteError, match="a product returned NaN or infinity"):
+        with pytest.raises(NonFiniteError, match="a product with the function is not finite"):
             top_eigenpairs(FunctionOperator(lambda V: V / 0.0, dim, f64), 2)

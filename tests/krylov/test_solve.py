@@ -221,5 +221,5 @@ def test_bad_input_is_refused():
 
 
 def test_a_product_that_is_not_finite_is_refused():
-    with pytest.raises(NonFiniteError, match="a product returned NaN or infinity"):
+    with pytest.raises(NonFiniteError, match="a product with the function is not finite"):
         solve(FunctionOperator(lambda V: V * float("nan"), 4, f64), torch.ones(4, dtype=f64))

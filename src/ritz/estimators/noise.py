@@ -1,8 +1,8 @@
-"""The noise of the curvature between mini-batches, and unbiased moments from mini-batches (seed 004; seed 002, section 5).
+"""The noise of the curvature between mini-batches, and unbiased moments from them (seed 004; seed 002, section 5).
 
-For batches b with curvature H_b = H + X_b the noise is Tr X^2 / P (equation 15 of seed 004). Algorithm 1 as printed there
-does not give it: its sum is not divided by the number of batches, it subtracts (v'Hv)^2 where |Hv|^2 is meant, and so
-returns noise plus signal. Here, for unit v,
+For batches b with curvature H_b = H + X_b the noise is Tr X^2 / P (equation 15 of seed 004). Algorithm 1 as printed
+there does not give it: its sum is not divided by the number of batches, it subtracts (v'Hv)^2 where |Hv|^2 is meant,
+and so returns noise plus signal. Here, for unit v,
 
     E_v [ sum_b |(H_b - Hbar) v|^2 / (n - 1) ]  =  E Tr X^2 / P
 
@@ -11,7 +11,7 @@ without bias for n disjoint batches.
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,18 +82,21 @@ def curvature_noise(
     rows = operator.probes(range(num_probes), seed, "normal")
     rows = rows / rows.norm(dim=1, keepdim=True)
     increments, mean, gradient = _walk(operator, rows, batches, progress)
-    factor = 1 - batch_size / risk.num_samples if target == "empirical" else 1.0
-    about = {
+    # against the data themselves, drawing without replacement leaves less to chance: 1 / B - 1 / N for one batch, and
+    # 1 / nB - 1 / N for the mean of all
+    seen = batch_size / risk.num_samples if target == "empirical" else 0.0
+    factor, left = 1 - seen, 1 - num_batches * seen
+    about: dict[str, Any] = {
         "products": num_batches * num_probes,
         "seed": seed,
         "convention": f"batches of {batch_size}, about the {target} mean; {operator.convention()}",
     }
     noise = factor * increments.mean(0)  # (K,)
-    forms = (rows * mean).double().sum(1).cpu()
-    second = mean.double().square().sum(1).cpu() - increments.mean(0) / num_batches
+    forms = (rows * mean).sum(1).double().cpu()
+    second = mean.square().sum(1).double().cpu() - left * increments.mean(0) / num_batches
     parts = {
-        "mean curvature": from_samples("mean curvature", forms, **about),  # type: ignore[arg-type]
-        "second moment": from_samples("second moment", second, **about),  # type: ignore[arg-type]
+        "mean curvature": from_samples("mean curvature", forms, **about),
+        "second moment": from_samples("second moment", second, **about),
         "gradient noise": _variance("gradient noise", factor * gradient, about),
     }
     return _variance("curvature noise", factor * increments, about, samples=noise, parts=parts)
@@ -118,7 +121,7 @@ def _walk(
     return squares[:, :-1], mean[:-1], squares[:, -1:]
 
 
-def _variance(name: str, increments: Tensor, about: dict[str, object], **fields: object) -> Estimate:
+def _variance(name: str, increments: Tensor, about: dict[str, Any], **fields: Any) -> Estimate:
     """The mean of squared increments (n - 1, K), with the error from batches and, beyond it, from probes."""
     per_batch, per_probe = increments.mean(1), increments.mean(0)
     value = float(per_batch.mean())
@@ -129,7 +132,13 @@ def _variance(name: str, increments: Tensor, about: dict[str, object], **fields:
     dof = 2 * value**2 / error if error > 0 else 1e9
     rule = ChiSquare(min(dof, 1e9)) if math.isfinite(error) else StudentT(0)
     return Estimate(
-        name=name, value=value, stderr=math.sqrt(error), rule=rule, support=(0.0, math.inf), **about, **fields  # type: ignore[arg-type]
+        name=name,
+        value=value,
+        stderr=math.sqrt(error),
+        rule=rule,
+        support=(0.0, math.inf),
+        **about,
+        **fields,
     )
 
 
@@ -144,8 +153,8 @@ def minibatch_moment(
     """Tr H^2 of the whole data from mini-batches, unbiased: the mean of v' H_1 H_2 v over independent pairs of batches.
 
     The square of one batch is biased upwards by its noise, E Tr H_b^2 = Tr H^2 + Tr X^2 (seed 002, equation 12), and so
-    is a pair of disjoint batches downwards; the two of a pair are drawn independently, with replacement. `parts["naive"]`
-    is the biased estimate from the same products.
+    is a pair of disjoint batches downwards; the two of a pair are drawn independently, with replacement.
+    `parts["naive"]` is the biased estimate from the same products.
 
     Example:
         >>> import ritz
@@ -176,10 +185,10 @@ def minibatch_moment(
         return torch.stack([first @ image, (first @ first + image @ image) / 2])[None], weight
 
     values = risk.fold(dots, Concat(), batches=both).double().cpu()  # (pairs, 2)
-    about = {
+    about: dict[str, Any] = {
         "products": 2 * num_pairs,
         "seed": seed,
         "convention": f"Tr H^2 from pairs of batches of {batch_size}; {operator.convention()}",
     }
-    naive = from_samples("moment 2, naive", values[:, 1], **about)  # type: ignore[arg-type]
-    return from_samples("moment 2", values[:, 0], parts={"naive": naive}, **about)  # type: ignore[arg-type]
+    naive = from_samples("moment 2, naive", values[:, 1], **about)
+    return from_samples("moment 2", values[:, 0], parts={"naive": naive}, **about)

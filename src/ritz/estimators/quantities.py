@@ -6,13 +6,14 @@ order P,
     Tr f(H)  ~  sum_i f(theta_i)  +  (P - r) mean_k sum_j w_kj f(t_kj)
 
 (stochastic Lanczos quadrature; Ubaru, Chen and Saad 2017; theorem 3 of seed 001). For f(t) = t and t^2 the split is
-exact however good the locked pairs are. The spread over probes is the sampling error; what they have in common, the depth
-of the quadrature and the coupling of head and tail, is a bracket.
+exact however good the locked pairs are. The spread over probes is the sampling error; what they have in common, the
+depth of the quadrature and the coupling of head and tail, is a bracket.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..krylov.lanczos import Tridiagonal
+from ..krylov.quadrature import Quadrature
 from ..results import (
     ChiSquare,
     Estimate,
@@ -59,6 +61,12 @@ class Spectrum:
         positive: Whether the matrix is positive semi-definite by construction.
         noise: Relative round-off of one product.
         products, seed, stop, convention: See `Estimate`.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(torch.diag(torch.tensor([3.0, 1.0, -1.0], dtype=torch.float64))))
+        >>> round(s.trace.value, 6), round(s.moment(2).value, 6), round(s.mass(below=0.0).value, 6)
+        (3.0, 11.0, 0.333333)
     """
 
     dim: int
@@ -82,7 +90,7 @@ class Spectrum:
     def trace(self) -> Estimate:
         """Tr H; `parts` are the traces of the diagonal blocks of single parameters, from the same products."""
         cost = self._cost("trace of the diagonal block of one parameter")
-        exact = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
+        exact: dict[str, Any] = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
         parts = {
             name: replace(from_samples(f"trace of {name}", column, **cost), **exact)
             for name, column in zip(self.layers, self.layer_samples.T, strict=True)
@@ -119,12 +127,12 @@ class Spectrum:
 
     # ---------------------------------------------------------------------------------------- extremes
 
-    @property
+    @cached_property
     def lambda_max(self) -> Estimate:
         """Largest eigenvalue: the largest Ritz value, a bracket that holds an eigenvalue, and a one-sided interval."""
         return self._extreme(largest=True)
 
-    @property
+    @cached_property
     def lambda_min(self) -> Estimate:
         """Smallest eigenvalue, negative where the matrix is indefinite."""
         return self._extreme(largest=False)
@@ -135,7 +143,8 @@ class Spectrum:
         low, high = self.lambda_min, self.lambda_max
         top = high if float(high.value) >= -float(low.value) else low
         ends = sorted(abs(float(end)) for end in top.bracket) if top.bracket else None
-        rule = Magnitude(low.rule, high.rule) if isinstance(low.rule, RandomStart) else Exact()
+        both = isinstance(low.rule, RandomStart) and isinstance(high.rule, RandomStart)
+        rule = Magnitude(low.rule, high.rule) if both else Exact()  # type: ignore[arg-type]
         return Estimate(
             name="spectral norm", value=abs(float(top.value)), bracket=(ends[0], ends[1]) if ends else None,
             exact=top.exact, rule=rule, **self._cost("max |lambda|"),
@@ -177,12 +186,16 @@ class Spectrum:
             return self._average("negative trace", _negative, head, text)
         samples = self._tail_samples(_negative)
         low, high = self._negative_bounds(self.tail)
-        return self._bracketed("negative trace", samples, low, high, head, text, support=(-math.inf, 0.0))
+        # min(t, 0) is concave, so leaving the coupling out can only raise its trace; by |r|^2 / |theta| to second order
+        slack = float((self.head_residuals.square() / self.head.abs().clamp(min=1e-300)).sum())
+        return self._bracketed(
+            "negative trace", samples, low, high, (head - slack, head), text, support=(-math.inf, 0.0)
+        )
 
     def mass(self, below: float) -> Estimate:
         """The fraction of the eigenvalues that are at most `below`, between Chebyshev-Markov-Stieltjes bounds.
 
-        m steps cannot tell where inside a node's reach an eigenvalue lies, so the bracket does not close with more probes.
+        m steps cannot tell where inside a node's reach an eigenvalue lies: the bracket does not close with more probes.
         """
         text = f"fraction of the {self.dim} eigenvalues <= {below:g}"
         if self.tail is None:
@@ -230,22 +243,24 @@ class Spectrum:
         finest = (high - low) / self.num_steps if self.tail is not None else 0.0
         width = max(finest, 0.01 * (high - low)) or 1.0 if width is None else float(width)
         if width < finest * (1 - 1e-9):
-            raise ValueError(f"width {width:g} is finer than {self.num_steps} steps resolve; take at least {finest:.3g}")
+            raise ValueError(
+                f"width {width:g} is finer than {self.num_steps} steps resolve; take at least {finest:.3g}"
+            )
 
         head = _smooth(grid, width, self.head, torch.full_like(self.head, 1 / self.dim))
         text = f"smoothed by a normal kernel of width {width:g}, pointwise"
         if self.tail is None:
             return Estimate(name="density", value=head, stderr=torch.zeros_like(head), exact=True, **self._cost(text))
         left = self.dim - len(self.head)
-        rules = [self.tail.gauss(), self.tail.radau(high), self.tail.radau(low)]
+        rules = [self._gauss, self.tail.radau(high), self.tail.radau(low)]
         curves = [left / self.dim * _smooth(grid, width, rule.nodes, rule.weights) for rule in rules]  # (K, grid)
         samples = curves[0].mean(0)
         square = left / self.dim**2 * _smooth(grid, width, rules[0].nodes, rules[0].weights, power=2).mean(0)
-        # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value may be off by its residual
+        # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value by up to its residual
         depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
         depth = depth + _smooth(grid, width, self.head, self.head_residuals / self.dim, slope=True)
         value = head + samples
-        stderr = curves[0].std(0) / math.sqrt(len(curves[0])) if len(curves[0]) > 1 else torch.full_like(value, math.nan)
+        stderr = curves[0].std(0, correction=1) / math.sqrt(self.num_probes)  # NaN for one probe
         return Estimate(
             name="density", value=value, stderr=stderr, bracket=((value - depth).clamp(min=0), value + depth),
             rule=ChiSquare(matched_dof(self.num_probes, samples, square, left), offset=head), support=(0.0, math.inf),
@@ -267,7 +282,7 @@ class Spectrum:
     def _measure(self) -> tuple[Tensor, Tensor]:
         nodes, weights = [self.head], [torch.full_like(self.head, 1 / self.dim)]
         if self.tail is not None:
-            rule = self.tail.gauss()
+            rule = self._gauss
             share = (self.dim - len(self.head)) / self.dim / self.num_probes
             nodes.append(rule.nodes.flatten())
             weights.append(rule.weights.flatten() * share)
@@ -300,9 +315,11 @@ class Spectrum:
         grid = self.default_grid()
         curve = self.density(grid, width)
         low, high = (torch.as_tensor(end) for end in curve.interval())
-        (line,) = ax.plot(grid, curve.value)  # type: ignore[arg-type]
+        (line,) = ax.plot(grid, curve.value)
         ax.fill_between(grid, low.nan_to_num(), high.nan_to_num(), alpha=0.25, color=line.get_color(), lw=0)
-        ax.plot(self.head, torch.full_like(self.head, 0.02), "|", color=line.get_color(), transform=ax.get_xaxis_transform())
+        ax.plot(
+            self.head, torch.full_like(self.head, 0.02), "|", color=line.get_color(), transform=ax.get_xaxis_transform()
+        )
         top = float(torch.as_tensor(curve.value).max())
         ax.set(yscale="log", ylim=(0.1 / self.dim / (float(grid[-1] - grid[0]) or 1.0), 3 * top))
         ax.set(xlabel="eigenvalue", ylabel="density")
@@ -328,10 +345,15 @@ class Spectrum:
             "products": self.products, "seed": self.seed, "stop": self.stop, "convention": f"{text}; {self.convention}"
         }  # fmt: skip
 
+    @cached_property
+    def _gauss(self) -> Quadrature:
+        """The Gauss rules of the probes."""
+        assert self.tail is not None
+        return self.tail.gauss()
+
     def _tail_samples(self, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(P - r) v' f(QHQ) v for each unit probe v, (K,)."""
-        assert self.tail is not None
-        return (self.dim - len(self.head)) * self.tail.gauss().integrate(f)
+        return (self.dim - len(self.head)) * self._gauss.integrate(f)
 
     def _average(
         self,
@@ -364,13 +386,14 @@ class Spectrum:
         self, name: str, samples: Tensor, low: Tensor, high: Tensor, head: float | tuple[float, float] | list[float],
         text: str, support: tuple[float, float] = (-math.inf, math.inf),
     ) -> Estimate:  # fmt: skip
-        """Per-probe values between per-probe bounds: the bracket is their means, the error the larger of their errors."""
+        """Values between bounds, probe by probe: the bracket is their means, the error the largest of their errors."""
         below, above = head if isinstance(head, tuple | list) else (head, head)
         root = math.sqrt(len(samples))
         stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
         return Estimate(
-            name=name, value=float(samples.mean()) + above, stderr=stderr, bracket=(float(low.mean()) + below, float(high.mean()) + above), samples=samples,
-            rule=StudentT(len(samples) - 1), support=support, **self._cost(text),
+            name=name, value=float(samples.mean()) + above, stderr=stderr, samples=samples,
+            bracket=(float(low.mean()) + below, float(high.mean()) + above), rule=StudentT(len(samples) - 1),
+            support=support, **self._cost(text),
         )  # fmt: skip
 
     def _negative_bounds(self, tail: Tridiagonal, num: int = 64) -> tuple[Tensor, Tensor]:
@@ -379,9 +402,7 @@ class Spectrum:
         if bottom >= 0:
             return torch.zeros(self.num_probes), torch.zeros(self.num_probes)
         levels = torch.linspace(bottom, 0.0, num + 1, dtype=torch.float64)
-        bounds = [tail.mass_bounds(float(level)) for level in levels]
-        under = torch.stack([b[0] for b in bounds])  # (num + 1, K)
-        over = torch.stack([b[1] for b in bounds])
+        under, over = tail.mass_bounds(levels[:, None])  # (num + 1, K)
         step = -bottom / num * (self.dim - len(self.head))
         return -step * over[1:].sum(0), -step * under[:-1].sum(0)
 
@@ -392,20 +413,19 @@ class Spectrum:
             raise ValueError(f"shift must be positive, got {shift}")
         if floor + shift <= 0:
             raise ValueError(
-                f"the matrix is indefinite, eigenvalues reach down to {floor:.3g}, and log det of H + {shift:g} I does not "
-                f"exist; take a shift above {-floor:.3g}, or a positive matrix such as ritz.GGN"
+                f"the matrix is indefinite, eigenvalues reach down to {floor:.3g}, and log det of H + {shift:g} I does "
+                f"not exist; take a shift above {-floor:.3g}, or a positive matrix such as ritz.GGN"
             )
         least = NOISE_MARGIN * self.noise * float(self.spectral_norm.value)
         if shift < least:
             raise ValueError(
-                f"shift {shift:g} drowns in the round-off of the products; take at least {least:.2g}, or dtype=torch.float64"
+                f"shift {shift:g} drowns in the round-off of the products; take at least {least:.2g}, or "
+                "dtype=torch.float64"
             )
         return floor
 
 
-def _smooth(
-    grid: Tensor, width: float, nodes: Tensor, weights: Tensor, power: int = 1, slope: bool = False
-) -> Tensor:
+def _smooth(grid: Tensor, width: float, nodes: Tensor, weights: Tensor, power: int = 1, slope: bool = False) -> Tensor:
     """sum_j w_j N(x - t_j)^power on the grid, or with the size of its slope in t_j: (..., m) -> (..., len(grid))."""
     z = (grid[:, None] - nodes[..., None, :]) / width
     kernel = torch.exp(-0.5 * z.square()) / (width * math.sqrt(2 * math.pi))

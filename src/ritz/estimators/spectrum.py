@@ -1,7 +1,7 @@
 """One Krylov run, many answers: locked head, short tail.
 
 Block Lanczos finds the outliers and locks them (`krylov.head`); then K probes, uniform on the sphere of what is left,
-run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos`). What follows from it is in `Spectrum`.
+run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos`). What follows is in `Spectrum`.
 """
 
 import math
@@ -21,6 +21,7 @@ Progress = Callable[[int, int], None]  # (products done, products expected)
 
 # width, steps and most pairs of the head; benchmarks/krylov.py compares them with the alternatives
 HEAD_BLOCK, HEAD_STEPS, HEAD_LOCKED = 8, 12, 32
+NOISE_PRODUCTS = 3  # measure the round-off of a product
 MOST_ROUNDS = 16  # with a tolerance: rounds of probes before giving up
 
 
@@ -67,8 +68,8 @@ def spectrum(
     """
     if num_steps < 1 or num_probes < 1:
         raise ValueError(f"num_steps and num_probes must be at least 1, got {num_steps} and {num_probes}")
-    if products is not None and products < 4:
-        raise ValueError(f"products must be at least 4, got {products}")
+    if products is not None and products < 8:
+        raise ValueError(f"products must be at least 8, got {products}")
     if tol is not None and not tol > 0:
         raise ValueError(f"tol must be positive, got {tol}")
     run = _Run(Metered(operator), seed, reorthogonalize, offload, progress)
@@ -106,7 +107,7 @@ class _Budget:
 
     @property
     def total(self) -> int:
-        return self.head_steps * HEAD_BLOCK + self.num_probes * self.num_steps
+        return self.head_steps * HEAD_BLOCK + NOISE_PRODUCTS + self.num_probes * self.num_steps
 
 
 def _share_out(
@@ -116,6 +117,7 @@ def _share_out(
     head = HEAD_STEPS if reorthogonalize == "locked" else 0
     if products is None:
         return _Budget(head, num_probes, min(num_steps, dim))
+    products -= NOISE_PRODUCTS
     if dim > HEAD_BLOCK * head or products < dim:  # else the head diagonalises the matrix for less
         head = min(head, products // 4 // HEAD_BLOCK)
     left = products - head * HEAD_BLOCK

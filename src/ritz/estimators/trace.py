@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..operators.algebra import Metered, project_out
 from ..operators.base import Operator
-from ..results import ChiSquare, Estimate, Exact, IntervalRule, StudentT, from_samples, matched_dof
+from ..results import ChiSquare, Estimate, Exact, Hull, IntervalRule, StudentT, from_samples, matched_dof
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
 
@@ -38,10 +38,10 @@ def trace(
         operator: The matrix.
         method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990). "hutch++": a third of the products finds the
             range of the large eigenvalues, a third their exact trace, a third probes the rest (Meyer et al. 2021).
-            "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024); its
-            interval treats those measurements as independent, which they nearly are. "exact": by backward passes over
-            the roots of the loss, for the GGN and Fishers of any network and the Hessian of a piecewise-linear one; by
-            dim products for a matrix of no network. "auto": exact where that is cheaper, else hutch++.
+            "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
+            "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
+            Hessian of a piecewise-linear one; by dim products for a matrix of no network. "auto": exact where that is
+            cheaper, else hutch++.
         num_probes: Matrix-vector products to spend.
         seed: Of the probes.
         progress: Called as progress(products done, products expected).
@@ -54,7 +54,7 @@ def trace(
     """
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    least = {"hutch++": 6, "xtrace": 4}.get(method, 1)
+    least = {"hutch++": 6, "xtrace": 6}.get(method, 1)
     if num_probes < least:
         raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
     if method == "auto":
@@ -100,11 +100,9 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
     _require_finite(meter, image)
     blocks = meter.space.segment(rows * image).double().cpu()  # (K, parameters)
     samples = blocks.sum(1)
-    square = float(image.double().square().sum(1).mean())
-    return from_samples(
-        "trace", samples, rule=_trace_rule(meter, samples, square, 0.0), parts=_blocks(meter, blocks, seed),
-        **_about(meter, "Tr by Hutchinson's estimator", seed),
-    )  # fmt: skip
+    rule = _form_rule(rows, image, float(samples.mean()), signs=True)
+    about = _about(meter, "Tr by Hutchinson's estimator", seed)
+    return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about)
 
 
 def _blocks(meter: Metered, samples: Tensor, seed: int) -> dict[str, Estimate]:
@@ -115,11 +113,35 @@ def _blocks(meter: Metered, samples: Tensor, seed: int) -> dict[str, Estimate]:
     }
 
 
-def _trace_rule(meter: Metered, samples: Tensor, square: float, offset: float) -> IntervalRule:
-    """Chi-square for a positive matrix, whose quadratic forms are skewed; Student t otherwise."""
-    if not meter.positive:
-        return StudentT(len(samples) - 1)
-    return ChiSquare(matched_dof(len(samples), float(samples.mean()), square, meter.dim), offset)
+def _form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> IntervalRule:
+    """The interval of a mean of K quadratic forms v'Av: Student t, widened by a shifted chi-square of three moments.
+
+    A few large eigenvalues make the mean skewed, which t does not know: a sum of K forms has cumulants K Tr A,
+    2 K Tr A^2, 8 K Tr A^3. Those of b + c chi^2(nu) agree for nu = K (Tr A^2)^3 / (Tr A^3)^2 and c nu = K D with
+    D = (Tr A^2)^2 / Tr A^3; nu is K for one dominant eigenvalue, and large, which is the normal interval, for none. The
+    moments are free: with M = V A V' they are the mean |A v|^2 and the mean of M_ij M_jk M_ki over distinct probes. For
+    signs the diagonal of A adds no variance. At 8 probes of spiked matrices t covers 85 to 95 % and chi-square 84 to
+    92 %, both together 93 to 98.
+    """
+    num = len(rows)
+    if num < 3:
+        return StudentT(num - 1)
+    forms = (rows @ image.T).double().cpu()  # (K, K)
+    forms = (forms + forms.T) / 2
+    apart = forms - torch.diag(forms.diagonal())
+    square = float(image.double().square().sum(1).mean())
+    cube = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
+    if not square > 0:
+        return Exact()
+    dof = num * min(max(square**3 / max(cube**2, 1e-300), 1.0), 1e9)
+    share = 1.0
+    if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
+        each = rows * image
+        total = each.sum(0).double()
+        on_diagonal = float((total.square().sum() - each.double().square().sum()) / (num * (num - 1)))
+        share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
+    reach = math.copysign(share * math.sqrt(square * dof / num), cube)
+    return Hull((StudentT(num - 1), ChiSquare(dof, offset=value - reach)))
 
 
 def _range(meter: Metered, num: int, seed: int) -> Tensor:
@@ -141,18 +163,15 @@ def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> Estimate:
     image = meter.rows(basis) if len(basis) else basis
     head = float((basis * image).double().sum())
     rows = project_out(meter.probes(range(num_probes - 2 * (num_probes // 3)), seed), basis)
-    tail = meter.rows(rows)
+    tail = project_out(meter.rows(rows), basis)
     _require_finite(meter, tail)
-    samples = (rows * tail).double().sum(1).cpu()
-    square = float(project_out(tail, basis).double().square().sum(1).mean())
-    # blocks of the whole: Tr_l A = sum_i u_il . (A u_i)_l + (QAu_i)_l . u_il + z_l . (QAz)_l
-    outside = project_out(image, basis) if len(basis) else image
-    blocks = meter.space.segment(rows * project_out(tail, basis)).double().cpu()
-    blocks = blocks + meter.space.segment(basis * (image + outside)).double().sum(0).cpu()
-    return from_samples(
-        "trace", samples, offset=head, rule=_trace_rule(meter, samples, square, head),
-        parts=_blocks(meter, blocks, seed), **_about(meter, "Tr by Hutch++", seed),
-    )  # fmt: skip
+    blocks = meter.space.segment(rows * tail).double().cpu()  # (K, parameters)
+    samples = blocks.sum(1)
+    rule = _form_rule(rows, tail, head + float(samples.mean()), signs=False)
+    # the head's share of each block: Tr_l (U U'A + Q A U U') = sum_i u_il . (A u_i + Q A u_i)_l
+    blocks = blocks + meter.space.segment(basis * (image + project_out(image, basis))).double().sum(0).cpu()
+    about = _about(meter, "Tr by Hutch++", seed)
+    return from_samples("trace", samples, offset=head, rule=rule, parts=_blocks(meter, blocks, seed), **about)
 
 
 def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
@@ -179,7 +198,9 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     outside = (rows * image).double().sum(1) - 2 * (c * r).sum(0) + (c * (h @ c)).sum(0)
     left = rows.double().square().sum(1) - c.square().sum(0)
     samples = inside + outside * (meter.dim - num + 1) / left
-    return from_samples("trace", samples.cpu(), **about)
+    # the measurements share all but one probe of their ranges, so their spread is too small, more so where few;
+    # with this factor and half the degrees of freedom intervals cover 91 to 99 % at 8 to 60 products
+    return from_samples("trace", samples.cpu(), rule=StudentT(num // 2), **about, spread=math.sqrt(num / (num - 2)))
 
 
 def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
@@ -207,7 +228,24 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     tail = project_out(meter.rows(rows), basis)
     _require_finite(meter, tail)
     samples = tail.double().square().sum(1).cpu()
-    return from_samples("Frobenius norm", samples, offset=head, power=0.5, **_about(meter, "||A||_F, not squared", seed))
+    about = _about(meter, "||A||_F, not squared", seed)
+    return from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=_square_rule(tail, head), **about)
+
+
+def _square_rule(tail: Tensor, head: float) -> IntervalRule:
+    """The interval of a mean of K forms v'B^2v: Student t, widened by a chi-square of matched degrees of freedom.
+
+    Tr B^4 is the mean of (v_i'B^2v_j)^2 over pairs, raised by (K + 1) / (K - 1) for being known from few of them; both
+    rules together then cover 91 to 99.7 % at 6 to 30 products where t alone covers 83 to 96.
+    """
+    num = len(tail)
+    if num < 2:
+        return StudentT(num - 1)
+    forms = (tail @ tail.T).double().cpu()
+    pairs = forms.square().sum() - forms.diagonal().square().sum()
+    square = float(pairs) / (num * (num - 1)) * (num + 1) / (num - 1)
+    dof = matched_dof(num, float(forms.diagonal().mean()), square, tail.shape[1])
+    return Hull((StudentT(num - 1), ChiSquare(dof, head)))
 
 
 def _dense_norm(meter: Metered) -> Estimate:
@@ -250,9 +288,7 @@ def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimat
     )  # fmt: skip
 
 
-def logdet(
-    operator: Operator, shift: float, num_steps: int = 100, num_probes: int = 8, seed: int = 0
-) -> Estimate:
+def logdet(operator: Operator, shift: float, num_steps: int = 100, num_probes: int = 8, seed: int = 0) -> Estimate:
     """log det(A + shift I): `ritz.spectrum(operator, ...).logdet(shift)`.
 
     Example:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
 
+_LOOK = 4  # block steps between looks at the Ritz values: each look waits for the device
 _NOISE_PRODUCTS = 3  # what measuring the noise of the product costs
 _DENSE = 4096  # up to this order a slow search gives way to the dense matrix
 _ATTEMPTS = 3  # verifications by true residual before the recurrence is believed to be at the noise of the product
@@ -64,8 +65,6 @@ class EigenPairs:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __len__(self) -> int:
         return len(self.values)
 
@@ -89,7 +88,7 @@ def top_eigenpairs(
     *,
     tol: float = 1e-6,
     max_products: int | None = None,
-    block: int | None = None,
+    block: int = 4,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> EigenPairs:
@@ -103,10 +102,10 @@ def top_eigenpairs(
         k: How many pairs in all; for "both" ceil(k / 2) from the upper end and floor(k / 2) from the lower.
         which: "largest" or "smallest" (by value), "both" ends, or largest in "magnitude".
         tol: Residual allowed, relative to the spectral norm; not below 16 eps of the operator's dtype.
-        max_products: Most products to spend; default 50 windows of max(2 k + 4 block, 6 block) rows, which is also what
-            is held in memory.
-        block: Rows multiplied at a time, default 4 up to k = 4 and 8 beyond. An eigenvalue is found with up to this
-            multiplicity.
+        max_products: Most products to spend; default 50 windows of 2 k + 16 block rows. The window is also what is held
+            in memory.
+        block: Rows multiplied at a time. An eigenvalue is found with up to this multiplicity; wider blocks need more
+            products.
         seed: Of the start block.
         progress: Called as progress(products done, most products).
 
@@ -124,10 +123,10 @@ def top_eigenpairs(
         >>> [round(value, 4) for value in pairs.values.tolist()], tuple(pairs.vectors.shape)
         ([150.0, 149.0, -50.0], (201, 3))
     """
-    width = min(block if block is not None else (4 if k <= 4 else 8), op.dim)
+    width = min(block, op.dim)
     _check(op, k, which, tol, max_products, width)
-    window = max(2 * k + 4 * width, 6 * width)
-    budget = max_products if max_products is not None else max(50 * window, op.dim)
+    window = 2 * k + 16 * width
+    budget = max_products if max_products is not None else 50 * window
     metered = Metered(op)
     if op.dim <= window and op.dim <= budget:
         pairs = _whole(metered, k, which, tol, seed)
@@ -157,17 +156,18 @@ class _Search:
     ) -> None:
         self.op, self.k, self.which, self.tol, self.seed = op, k, which, _tolerance(tol, op.dtype), seed
         self.budget, self.block, self.window, self.progress = budget, block, window, progress
-        self.space = BlockSpace(op, window)
+        self.space = BlockSpace(op, window, vanishing=0.01 * self.tol)  # true residuals are computed in the end
         self.drawn = 0  # random rows so far; they use the probe indices -1, -2, ...
         self.noise: float | None = None
-        self.settled: Tensor | None = None  # wanted values when the space was last exhausted
+        self.at_refill: Tensor | None = None  # wanted values when random rows were last put into an exhausted space
+        self.at_full: Tensor | None = None  # wanted values when the window was last full, since then
 
     def run(self) -> EigenPairs:
         """Cycles until converged, out of products, or at the noise of the product."""
         self.space.append(self._draw(self.block), floor=0.0)
         target, attempts = self.tol, 0
         while True:
-            self._fill()
+            full = self._grow()
             values, coefficients, residuals = self.space.ritz()
             enough = len(values) >= self.k
             wanted = select(values, min(self.k, len(values)), self.which)
@@ -175,52 +175,73 @@ class _Search:
             if enough and self.noise is None:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
                 target = max(target, 2 * self.noise)  # the recurrence sees the noise too, and cannot fall below it
-            spent = enough and self.op.products + self.block + self.k > self.budget
-            if spent or (enough and bool((residuals[wanted] <= target * norm).all()) and self._settled(values[wanted])):
+            done = enough and bool((residuals[wanted] <= target * norm).all()) and self._settled(values[wanted], full)
+            if done or (enough and self._spent()):
                 pairs = self._verified(coefficients[:, wanted], norm)
                 attempts += 1
                 noisy = attempts == _ATTEMPTS or (self.noise or 0.0) >= self.tol
-                if bool(pairs.converged.all()) or noisy or self.op.products + self.block + self.k > self.budget:
+                if bool(pairs.converged.all()) or noisy or self._spent():
                     return pairs
                 target /= 10  # the recurrence was too kind; ask more of it
             if self.op.dim <= min(self.op.products, self.budget - self.op.products, _DENSE):
                 return _whole(self.op, self.k, self.which, self.tol, self.seed)
-            self._restart(values, coefficients)
+            if full or not bool(self.space.alive[: self.space.size].all()):
+                self._restart(values, coefficients)
+            else:
+                self.space.append(self.space.residual)
 
-    def _fill(self) -> None:
-        """Grow the space to the window, or as far as the budget goes."""
-        while True:
-            self.space.expand(self.op)
+    def _spent(self, extra: int = 0) -> bool:
+        """Would one more block leave too little for the true residuals?"""
+        return self.op.products + self.block + self.k + extra > self.budget
+
+    def _grow(self) -> bool:
+        """A few block steps, fewer at the end of the window or of the budget; whether the window is full."""
+        for step in range(_LOOK):
+            if step:
+                self.space.append(self.space.residual)
+            self.space.expand()
             if self.progress is not None:
                 self.progress(self.op.products, self.budget)
-            full = self.space.size + self.block > self.window
-            reserve = self.k + _NOISE_PRODUCTS * (self.noise is None)
-            short = self.space.size >= self.k and self.op.products + self.block + reserve > self.budget
-            if full or short:
-                return
-            self.space.append(self.space.residual)
+            if self.space.size + self.block > self.window:
+                return True
+            if self.space.size >= self.k and self._spent(_NOISE_PRODUCTS * (self.noise is None)):
+                return False
+        return False
 
     def _restart(self, values: Tensor, coefficients: Tensor) -> None:
-        """Keep the wanted pairs, a block more, and the residual block, its vanished rows replaced by random ones."""
-        most = max(self.window - self.block, 1)
-        kept = select(values, min(self.k + self.block, len(values), most), self.which)
+        """Keep the wanted half and the residual block, its vanished rows replaced by random ones."""
+        # half the window, more than is wanted: measured, it saves up to half the products on a spectrum without gaps
+        keep = min(max(self.k + self.block, self.window // 2), max(self.window - 2 * self.block, self.k))
+        kept = select(values, min(keep, len(values), self.window - self.block), self.which)
         self.space.restart(coefficients[:, kept], values[kept])
         new = slice(self.space.known, self.space.size)
         dead = (~self.space.alive[new]).nonzero()[:, 0]
         if len(dead):
+            self.at_refill, self.at_full = values[select(values, min(self.k, len(values)), self.which)], None
             rows = self.space.rows[new].clone()
             fresh = self._draw(len(dead))
             rows[dead] = fresh / row_norms(fresh).to(fresh.dtype)[:, None]
             self.space.append(rows, floor=torch.finfo(rows.dtype).eps ** 0.5)
 
-    def _settled(self, wanted: Tensor) -> bool:
-        """False once more after the space was exhausted: fresh rows may hold further copies of an eigenvalue."""
-        if bool(self.space.alive[: self.space.size].all()):
-            return True
-        before, self.settled = self.settled, wanted
-        size = float(wanted.abs().max())
-        full = int(self.space.alive.sum()) == self.op.dim
-        return full or (before is not None and bool(((wanted - before).abs() <= self.tol * size).all()))
+    def _settled(self, wanted: Tensor, full: bool) -> bool:
+        """Whether converged pairs may be taken for the wanted ones.
+
+        An exhausted space may have missed copies of an eigenvalue, so fresh rows are put in, and the pairs are believed
+        when those, run until exhausted in turn or to the end of a window, have changed nothing.
+        """
+        alive = self.space.alive[: self.space.size]
+        if not bool(alive.all()):
+            return int(alive.sum()) == self.op.dim or self._same(wanted, self.at_refill)
+        if self.at_refill is None or not full:
+            return self.at_refill is None
+        before, self.at_full = self.at_full, wanted
+        return self._same(wanted, self.at_refill if before is None else before)
+
+    def _same(self, wanted: Tensor, before: Tensor | None) -> bool:
+        """Equal to what was wanted before, to tolerance."""
+        if before is None or len(before) != len(wanted):
+            return False
+        return bool(((wanted - before).abs() <= self.tol * wanted.abs().max()).all())
 
     def _draw(self, count: int) -> Tensor:
         """Random rows not drawn before."""
@@ -245,10 +266,9 @@ class _Search:
         values, axes = torch.linalg.eigh((projected + projected.T) / 2)
         order = select(values, self.k, self.which)
         turn = axes[:, order].T.to(rows)
-        spent = self.op.products + self.block + self.k > self.budget
         return _report(
             self.op, values[order], turn @ rows, turn @ images, which=self.which, tol=self.tol, norm=norm,
-            seed=self.seed, noise=self.noise, stops=("converged", "max_products" if spent else "noise floor"),
+            seed=self.seed, noise=self.noise, stops=("converged", "max_products" if self._spent() else "noise floor"),
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -75,8 +76,6 @@ class Head:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; see `ritz.load`."""
         return save(self, path)
@@ -129,7 +128,7 @@ def find_head(
     for step in range(num_steps):
         if step:
             space.append(space.residual)
-        space.expand(op)
+        space.expand()
         if progress is not None:
             progress((step + 1) * block, num_steps * block)
     return _lock(space, max_locked, tol, seed)
@@ -189,33 +188,36 @@ class BlockSpace:
 
     With rows B and the last block's image orthogonalised to W (b, dim), H B' = B' T + W' E', where E picks the last
     block. Directions of a block that vanish (an invariant subspace, or dim reached) are dropped: their rows are zero
-    and `alive` is false there, so that no step waits for the device to know.
+    and `alive` is false there, so that no step waits for the device to know. `vanishing` says which are taken to,
+    relative to the norm of the matrix; never less than round-off.
     """
 
-    def __init__(self, op: Operator, capacity: int) -> None:
+    def __init__(self, op: Operator, capacity: int, vanishing: float = 0.0) -> None:
+        self.op = op
         self.rows = torch.zeros(capacity, op.dim, dtype=op.dtype, device=op.device)
         self.matrix = torch.zeros(capacity, capacity, dtype=torch.float64, device=op.device)  # lower triangle
         self.alive = torch.zeros(capacity, dtype=torch.bool, device=op.device)
         self.scale = torch.zeros((), dtype=torch.float64, device=op.device)  # largest |H q| seen
+        self.vanishing = max(vanishing, BREAKDOWN * torch.finfo(op.dtype).eps)
         self.residual = self.rows[:0]
         self.last = 0  # where the last expanded block begins
         self.known = 0  # rows whose images are in `matrix`
         self.size = 0  # rows in all
 
     def append(self, rows: Tensor, floor: float | Tensor | None = None) -> None:
-        """Add a block, orthonormalised; directions no longer than `floor` (default: round-off) are dropped."""
+        """Add a block, orthonormalised; directions no longer than `floor` (default: vanishing) are dropped."""
         if floor is None:
-            floor = BREAKDOWN * torch.finfo(self.rows.dtype).eps * self.scale
+            floor = self.vanishing * self.scale
         block, alive = orthonormalised(rows, self.rows[: self.known], floor)
         self.size = self.known + len(rows)
         self.rows[self.known : self.size] = block
         self.alive[self.known : self.size] = alive
 
-    def expand(self, op: Operator) -> None:
+    def expand(self) -> None:
         """Multiply the block appended last, one batched product, and project the image against all rows, twice."""
         new = slice(self.known, self.size)
         basis = self.rows[: self.size]
-        image = op.rows(self.rows[new]).masked_fill(~self.alive[new, None], 0.0)
+        image = self.op.rows(self.rows[new]).masked_fill(~self.alive[new, None], 0.0)
         entries = torch.zeros(len(image), self.size, dtype=torch.float64, device=image.device)
         for _ in range(2):
             part = image @ basis.T  # (b, size)
@@ -235,7 +237,7 @@ class BlockSpace:
         matrix = self.matrix[: self.known, : self.known].cpu()[alive][:, alive]
         gram = (self.residual @ self.residual.T).double().cpu()
         if not bool(matrix.isfinite().all() & gram.isfinite().all()):
-            raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+            refuse_non_finite(self.op)
         values, vectors = torch.linalg.eigh(matrix)  # reads the lower triangle
         coefficients = matrix.new_zeros(self.known, len(values))
         coefficients[alive] = vectors
@@ -299,10 +301,16 @@ def dense_eigenpairs(op: Operator) -> tuple[Tensor, Tensor, Tensor]:
     matrix = op.rows(torch.eye(op.dim, dtype=op.dtype, device=op.device))
     double = matrix.double().cpu()
     if not bool(double.isfinite().all()):
-        raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+        refuse_non_finite(op)
     values, vectors = torch.linalg.eigh((double + double.T) / 2)
     rows = vectors.T.to(matrix)
     return values, rows, rows @ matrix
+
+
+def refuse_non_finite(op: Operator) -> NoReturn:
+    """Raise what the operator knows about a product that came out NaN or infinite: a network names the batch."""
+    op.diagnose()
+    raise NonFiniteError(f"a product with the {op.matrix} is not finite")
 
 
 def row_norms(rows: Tensor) -> Tensor:

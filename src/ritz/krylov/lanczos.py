@@ -113,8 +113,6 @@ class Tridiagonal:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; see `ritz.load`."""
         return save(self, path)
@@ -177,8 +175,6 @@ class LanczosState:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; see `ritz.load`."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 _EPS = torch.finfo(torch.float64).eps
-_FAR = 100.0  # a last entry beyond _FAR * |T| would cost digits of every other node
+_FAR = 100.0  # eigensolvers promise digits relative to the largest entry; one beyond _FAR * |T| is not let in
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _with_level(alpha: Tensor, beta: Tensor, level: float | Tensor) -> tuple[Ten
     at = torch.as_tensor(level, dtype=torch.float64, device=alpha.device)
     if not bool(at.isfinite().all()):
         raise ValueError(f"the level must be finite, got {level}")
-    batch = torch.broadcast_shapes(alpha.shape[:-1], at.shape)
+    batch = torch.broadcast_tensors(alpha[..., 0], at)[0].shape  # broadcast_shapes would import sympy
     size = alpha.shape[-1]
     return alpha.double().expand(*batch, size), beta.double().expand(*batch, size), at.expand(batch)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import NonFiniteError, NumericalWarning
+from ..errors import NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator
 from ..results import equal, save
-from .head import Progress, row_norms
+from .head import Progress, refuse_non_finite, row_norms
 
 Preconditioner = Operator | Callable[[Tensor], Tensor]
 
@@ -54,8 +54,6 @@ class Solution:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; see `ritz.load`."""
@@ -174,7 +172,7 @@ class _Run:
         """Wait for the device: is there work left, and is all well?"""
         active, unfit, broken = torch.stack([self.active.any(), self.unfit.any(), self.broken.any()]).tolist()
         if broken:
-            raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+            refuse_non_finite(self.op)
         if unfit:
             raise ValueError(
                 "the preconditioner is not positive definite: it gave r'M^-1 r <= 0; damp it, or leave it out"
@@ -190,7 +188,7 @@ def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int
     converged = relative <= tol
     negative = negative & ~converged
     if not bool(relative.isfinite().all()):
-        raise NonFiniteError("a product returned NaN or infinity; check the loss, the data and the weights")
+        refuse_non_finite(op)
     if bool(converged.all()):
         stop = "converged"
     elif bool(negative.any()):

@@ -33,6 +33,10 @@ class Derived(Operator):
     def convention(self) -> str:
         return self.base.convention()
 
+    def diagnose(self) -> None:
+        """What the operator underneath knows of it."""
+        self.base.diagnose()
+
 
 class Scaled(Derived):
     """c A."""
@@ -83,6 +87,11 @@ class Sum(Derived):
     def convention(self) -> str:
         return f"({self.base.convention()}) + ({self.right.convention()})"
 
+    def diagnose(self) -> None:
+        """What the side whose product fails knows of it."""
+        probe = self.probes([0], seed=0)
+        (self.base if not bool(self.base.rows(probe).isfinite().all()) else self.right).diagnose()
+
 
 class Block(Derived):
     """The principal sub-matrix of some parameters: pad with zeros, apply, cut."""
@@ -113,6 +122,11 @@ class Projected(Derived):
         if basis.ndim != 2 or basis.shape[1] != base.dim:
             raise ValueError(f"expected basis rows of shape (r, dim={base.dim}), got {tuple(basis.shape)}")
         self.basis = basis.to(base.device, base.dtype)
+        off = self.basis @ self.basis.T - torch.eye(len(basis), dtype=base.dtype, device=base.device)
+        if len(basis) and not float(off.abs().max()) <= torch.finfo(base.dtype).eps ** 0.5:
+            raise ValueError(
+                f"the basis rows are not orthonormal (off by {float(off.abs().max()):.2g}); take a QR first"
+            )
         self.positive = base.positive
 
     def _rows(self, rows: Tensor) -> Tensor:
@@ -161,10 +175,14 @@ class DenseOperator(Operator):
     matrix = "dense matrix"
 
     def __init__(self, matrix: Tensor) -> None:
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():
+        square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
+        if not square or not matrix.is_floating_point():
             raise ValueError(f"expected a square floating-point matrix, got {tuple(matrix.shape)} {matrix.dtype}")
-        if not torch.allclose(matrix, matrix.T, rtol=1e-4, atol=1e-5 * float(matrix.abs().max()) if len(matrix) else 0):
-            raise ValueError("the matrix is not symmetric")
+        if not bool(matrix.isfinite().all()):
+            raise ValueError("the matrix has entries that are NaN or infinite")
+        if not torch.allclose(matrix, matrix.T, rtol=1e-4, atol=1e-5 * float(matrix.abs().max())):
+            apart = float((matrix - matrix.T).abs().max())
+            raise ValueError(f"the matrix is not symmetric: A and A' differ by {apart:.3g}; take (A + A') / 2")
         self._matrix = matrix
         self.space, self.dtype, self.device = _one_parameter(len(matrix)), matrix.dtype, matrix.device
 
@@ -224,6 +242,10 @@ def to_scipy(operator: Operator) -> "scipy.sparse.linalg.LinearOperator":
         return image.cpu().to(torch.float64 if dtype is np.float64 else torch.float32).numpy()
 
     return LinearOperator(
-        operator.shape, matvec=lambda v: matmat(v.reshape(-1)), rmatvec=lambda v: matmat(v.reshape(-1)),
-        matmat=matmat, rmatmat=matmat, dtype=dtype,
+        operator.shape,
+        matvec=lambda v: matmat(v.reshape(-1)),
+        rmatvec=lambda v: matmat(v.reshape(-1)),
+        matmat=matmat,
+        rmatmat=matmat,
+        dtype=dtype,
     )

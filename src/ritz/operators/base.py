@@ -5,6 +5,7 @@ A subclass says how the matrix acts on rows; everything else (columns, algebra, 
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -38,6 +39,7 @@ class Operator(ABC):
     device: torch.device
     matrix: str = "operator"
     positive: bool = False  # positive semi-definite by construction
+    __array_ufunc__ = None  # NumPy's numbers leave `number * A` to the operator
 
     @abstractmethod
     def _rows(self, rows: Tensor) -> Tensor:
@@ -66,15 +68,18 @@ class Operator(ABC):
         return self.dim, self.dim
 
     def rows(self, rows: Tensor) -> Tensor:
-        """A v for each row v of a (k, dim) tensor."""
+        """A v for each row v of a (k, dim) tensor; no rows give no rows, without work."""
+        if not isinstance(rows, Tensor) or rows.is_complex():
+            raise TypeError(f"expected a real tensor of rows, got {_kind(rows)}")
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"expected rows of shape (k, dim={self.dim}), got {tuple(rows.shape)}")
-        return self._rows(rows.to(self.device, self.dtype))
+        rows = rows.to(self.device, self.dtype)
+        return self._rows(rows) if len(rows) else rows
 
     def __matmul__(self, other: Any) -> Tensor:
         """A @ v for v (dim,), or A @ V for V (dim, k)."""
-        if not isinstance(other, Tensor):
-            raise TypeError(f"expected a tensor on the right of @, got {type(other).__name__}")
+        if not isinstance(other, Tensor) or other.is_complex():
+            raise TypeError(f"expected a real tensor on the right of @, got {_kind(other)}")
         if other.ndim not in (1, 2) or other.shape[0] != self.dim:
             raise ValueError(f"expected a vector (dim={self.dim},) or columns (dim, k), got {tuple(other.shape)}")
         image = self.rows(other[None] if other.ndim == 1 else other.T.contiguous())
@@ -109,14 +114,14 @@ class Operator(ABC):
     def __add__(self, other: "float | Operator") -> "Operator":
         from .algebra import Shifted, Sum
 
-        return Sum(self, other) if isinstance(other, Operator) else Shifted(self, float(other))
+        return Sum(self, other) if isinstance(other, Operator) else Shifted(self, _number(other, "added to"))
 
     __radd__ = __add__
 
     def __mul__(self, factor: float) -> "Operator":
         from .algebra import Scaled
 
-        return Scaled(self, float(factor))
+        return Scaled(self, _number(factor, "multiplied with"))
 
     __rmul__ = __mul__
 
@@ -124,13 +129,29 @@ class Operator(ABC):
         return self * -1.0
 
     def __sub__(self, other: "float | Operator") -> "Operator":
-        return self + (other * -1.0 if isinstance(other, Operator) else -float(other))
+        return self + (other * -1.0 if isinstance(other, Operator) else -_number(other, "taken from"))
+
+    def __rsub__(self, other: float) -> "Operator":
+        return self * -1.0 + _number(other, "added to")
 
     def __truediv__(self, divisor: float) -> "Operator":
-        return self * (1.0 / float(divisor))
+        return self * (1.0 / _number(divisor, "a divisor of"))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(dim={self.dim}, {self.convention()})"
+
+
+def _kind(value: object) -> str:
+    """What was given, for a message."""
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _number(value: object, role: str) -> float:
+    """A number, or a tensor of one; anything else is refused."""
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()):
+        return float(value)
+    wanted = "a number or an operator" if role == "added to" else "a number"
+    raise TypeError(f"only {wanted} can be {role} an operator, got {type(value).__name__}; for products write A @ V")
 
 
 class RiskOperator(Operator):

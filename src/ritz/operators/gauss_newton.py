@@ -1,12 +1,14 @@
 """J' M J: the Gauss-Newton matrix and the Fishers are one operator with three middles.
 
-    GGN              M = Hessian of the loss in the outputs
-    Fisher           M = mean of c c' over cotangents c of labels drawn from the model; E[Fisher] = GGN
-    EmpiricalFisher  M = c c' with c of the labels in the data: the mean of per-item gradient outer products
-    GradientCovariance   EmpiricalFisher - g g', the covariance of per-item gradients
+GGN              M = Hessian of the loss in the outputs
+Fisher           M = mean of c c' over cotangents c of labels drawn from the model; E[Fisher] = GGN
+EmpiricalFisher  M = c c' with c of the labels in the data: the mean of per-item gradient outer products
+GradientCovariance   EmpiricalFisher - g g', the covariance of per-item gradients
 """
 
+import logging
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from ..risk import Params, Risk
 from ..space import random_uniform
 from .algebra import Derived
 from .base import Operator, RiskOperator
+from .derivatives import graph_building, missing_operation, refuse_once_differentiable
+
+log = logging.getLogger(__name__)
 
 
 class JacobianProduct(RiskOperator):
@@ -28,12 +33,35 @@ class JacobianProduct(RiskOperator):
     def __init__(self, risk: Risk) -> None:
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
+        self._forward_mode = True  # until an operation turns out not to have it
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
         """Cotangents of drawn labels (S, *out.shape), for the Monte Carlo Fisher."""
         return None
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self._forward_mode:
+            try:
+                return self._forward(params, batch, rows)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if (missing := missing_operation(error)) is None:
+                    raise
+                log.info("%s has no forward derivative: %s products by reverse mode alone", missing, self.matrix)
+            self._forward_mode = False
+        try:
+            return self._reverse(params, batch, rows)
+        except RuntimeError as error:
+            if (missing := missing_operation(error)) is None:
+                raise
+            raise UnsupportedError(
+                f"operation {missing} has neither a forward derivative nor a second one, and {self.matrix} products "
+                "need one of the two; replace it in the model, or give it a jvp"
+            ) from error
+
+    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
         loss = self.risk.output_loss
 
         def outputs(p: Params) -> Tensor:
@@ -41,14 +69,39 @@ class JacobianProduct(RiskOperator):
 
         def product(v: Params) -> tuple[Params, Tensor]:
             # one forward pass: the tangent rides along as an auxiliary result and is not differentiated again
-            out, pullback, tangent = torch.func.vjp(
-                lambda p: torch.func.jvp(outputs, (p,), (v,)), params, has_aux=True
-            )
+            result: Any = torch.func.vjp(lambda p: torch.func.jvp(outputs, (p,), (v,)), params, has_aux=True)
+            out, pullback, tangent = result
             image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
             return pullback(image)[0], loss.weight(out, batch.data)
 
-        images, weight = torch.func.vmap(product, out_dims=(0, None), randomness="same")(self.space.split(rows))
+        out_dims: Any = (0, None)  # one weight for all vectors
+        images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(self.space.split(rows))
         return self.space.join(images, lead=1), weight
+
+    def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Without forward mode: J'u is linear in u, so that J v is the gradient of v . J'u in u."""
+        loss = self.risk.output_loss
+        with graph_building():
+            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+            out = self.risk.output(leaves, batch)
+            refuse_once_differentiable(out)
+            if not out.requires_grad:  # no parameter reaches the outputs
+                return torch.zeros_like(rows), loss.weight(out, batch.data)
+            inputs = tuple(leaves.values())
+            u = torch.zeros_like(out, requires_grad=True)
+            pulled = torch.autograd.grad(out, inputs, u, create_graph=True, materialize_grads=True)
+        live = [i for i, g in enumerate(pulled) if g.requires_grad]  # the rest do not reach the outputs
+        held, images = out.detach(), []
+        draws = self._draws(held, batch)
+        for row in rows:
+            v = list(self.space.split(row).values())
+            (tangent,) = torch.autograd.grad(
+                [pulled[i] for i in live], u, [v[i] for i in live], retain_graph=True, materialize_grads=True
+            )
+            middle = loss.middle(self.kind, held, batch.data, tangent, draws)
+            back = torch.autograd.grad(out, inputs, middle, retain_graph=True, materialize_grads=True)
+            images.append(torch.cat([g.flatten() for g in back]))
+        return torch.stack(images), loss.weight(held, batch.data)
 
 
 class GGN(JacobianProduct):
@@ -129,10 +182,12 @@ class Fisher(JacobianProduct):
         return super()._rows(rows)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor:
-        return torch.stack([
-            self.risk.output_loss.draw(out, batch.data, self._uniforms(number, batch))
-            for number in range(self.num_samples)
-        ])
+        return torch.stack(
+            [
+                self.risk.output_loss.draw(out, batch.data, self._uniforms(number, batch))
+                for number in range(self.num_samples)
+            ]
+        )
 
     def _uniforms(self, number: int, batch: Batch) -> Uniforms:
         """Keyed by (seed, draw, place in the data): the same however the data is cut."""

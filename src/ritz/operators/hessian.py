@@ -8,10 +8,11 @@ Counted in multiplications of a dense layer (gradient = 3): K products by either
 """
 
 import logging
-import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..plan import Route
 from ..risk import Params, Risk
 from .base import RiskOperator
+from .derivatives import gradients, graph_building, missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ ROUTES: tuple[Route, ...] = ("forward", "reverse", "difference")
 _EXACT: tuple[Route, ...] = ("forward", "reverse")
 # relative disagreement of two products that still count as the same
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-2}
+_TRUST = 1e-2  # relative disagreement of two differences that still count as right
 
 
 class Hessian(RiskOperator):
@@ -54,6 +57,8 @@ class Hessian(RiskOperator):
         if wanted not in (*ROUTES, "auto"):
             raise ValueError(f"route must be one of {', '.join(ROUTES)} or auto, got {wanted!r}")
         self.route: Route = wanted
+        self._batched = True  # whether reverse mode takes all vectors of a chunk at once
+        self._graph_seen = False  # whether the graph was searched for what reverse mode leaves out in silence
 
     def _like(self, risk: Risk) -> "Hessian":
         return Hessian(risk, self.route)
@@ -67,11 +72,11 @@ class Hessian(RiskOperator):
         try:
             return self._by(self.route, params, batch, rows)
         except RuntimeError as error:
-            if (missing := _missing_operation(error)) is None:
+            if (missing := missing_operation(error)) is None:
                 raise
             raise UnsupportedError(
-                f"operation {missing} has no second derivative, which the {self.route} route needs; replace it in the "
-                "model, or use route='difference'"
+                f"operation {missing} has no second derivative by the {self.route} route; replace it in the model, or "
+                "use route='auto', which takes another way where there is one"
             ) from error
 
     def _by(self, route: Route, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,87 +89,140 @@ class Hessian(RiskOperator):
             return torch.func.grad(self.risk.total_and_weight, has_aux=True)(p, batch)  # type: ignore[no-any-return]
 
         def product(v: Params) -> tuple[Params, Tensor]:
-            _, image, weight = torch.func.jvp(gradient, (params,), (v,), has_aux=True)
-            return image, weight
+            result: Any = torch.func.jvp(gradient, (params,), (v,), has_aux=True)
+            return result[1], result[2]
 
-        images, weight = torch.func.vmap(product, out_dims=(0, None), randomness="same")(self.space.split(rows))
+        out_dims: Any = (0, None)  # one weight for all vectors
+        images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(self.space.split(rows))
         return self.space.join(images, lead=1), weight
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
+        with graph_building():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             total, weight = self.risk.total_and_weight(leaves, batch)
+            if not self._graph_seen:
+                refuse_once_differentiable(total)
+                self._graph_seen = True
             inputs = tuple(leaves.values())
-            grads = torch.autograd.grad(total, inputs, create_graph=True, materialize_grads=True)
+            grads = gradients(total, inputs, create_graph=True)
         live = [i for i, g in enumerate(grads) if g.requires_grad]  # the rest do not depend on the weights
         if not live:
             return torch.zeros_like(rows), weight.detach()
         vectors = list(self.space.split(rows).values())
-        images = torch.autograd.grad(
-            [grads[i] for i in live],
-            inputs,
-            [vectors[i] for i in live],
-            is_grads_batched=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        # materialised zeros of unused parameters come without the batch dimension
-        full = [image if image.ndim > p.ndim else p.new_zeros(len(rows), *p.shape) for image, p in zip(images, inputs)]
-        return torch.cat([image.flatten(1) for image in full], dim=1).detach(), weight.detach()
+        outputs, vectors = [grads[i] for i in live], [vectors[i] for i in live]
+        try:
+            images = _pull(outputs, inputs, vectors, self._batched)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if missing_operation(error) is not None or not self._batched:
+                raise
+            self._batched = False  # no batching rule, or a wrong one (group_norm's): from here on one vector at a time
+            return self._reverse(params, batch, rows)
+        return torch.cat([image.flatten(1) for image in images], dim=1), weight.detach()
 
-    def _difference(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _difference(self, params: Params, batch: Batch, rows: Tensor, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
         """Truncation error ~ step^2, rounding ~ eps / step: the best step is eps^(1/3), relative to |w| / |v|."""
         point = self.space.join(params)
-        scale = torch.finfo(self.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
+        scale = stretch * torch.finfo(self.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
         images = []
         for row in rows:
-            step = scale / row.norm().clamp(min=torch.finfo(self.dtype).tiny)
-            ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
-            behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
+            length = row.norm()
+            step = scale / torch.where(length > 0, length, 1.0)
+            ahead, weight = self._gradient(point + step * row, batch)
+            behind, _ = self._gradient(point - step * row, batch)
             images.append((ahead - behind) / (2 * step))
         return torch.stack(images), weight
+
+    def _gradient(self, point: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradient of the batch's sum at other weights, by plain autograd: every operation has that."""
+        with graph_building():
+            leaves = {name: p.detach().requires_grad_() for name, p in self.space.split(point).items()}
+            total, weight = self.risk.total_and_weight(leaves, batch)
+            grads = gradients(total, tuple(leaves.values()))
+        return torch.cat([g.flatten() for g in grads]), weight.detach()
 
     # ------------------------------------------------------------------------------------ the choice of a route
 
     def _choose(self, params: Params, batch: Batch, rows: Tensor) -> Route:
-        """The fastest exact route that works on this batch; the difference where none does."""
+        """The fastest exact route that works on this batch and is right; the difference where none is."""
         tried: dict[Route, tuple[float, Tensor]] = {}
         missing: dict[Route, str] = {}
         for route in _EXACT:
             try:
-                tried[route] = _timed(lambda r=route: self._by(r, params, batch, rows)[0], self.device)
+                tried[route] = _timed(partial(self._by, route, params, batch, rows), self.device)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                missing[route] = _missing_operation(error) or str(error).splitlines()[0][:200]
+                missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
         if not tried:
             reason = "; ".join(sorted(set(missing.values())))
-            warnings.warn(
-                f"no exact Hessian product: {reason}; using central differences of the gradient, with a relative error "
-                f"of about {torch.finfo(self.dtype).eps ** (2 / 3):.0e}",
-                NumericalWarning,
-                stacklevel=2,
-            )
+            self._warn(f"no exact Hessian product, for want of a second derivative: {reason}")
             return "difference"
-        if len(tried) == 2 and not self._agree(tried["forward"][1], tried["reverse"][1]):
-            truth = self._by("difference", params, batch, rows)[0]
-            apart = {route: float((image - truth).norm()) for route, (_, image) in tried.items()}
-            best = min(apart, key=lambda route: apart[route])
-            log.warning("forward and reverse products disagree; %s agrees with differences of the gradient", best)
-            return best
+        images = {route: image for route, (_, image) in tried.items()}
+        if len(tried) < 2 or not self._agree(*images.values()):
+            return self._arbitrate(params, batch, rows, images)
         # forward mode unless reverse is clearly faster, so that noise in the timing does not move the choice
         quick = {route: seconds * (1.0 if route == "forward" else 1.15) for route, (seconds, _) in tried.items()}
         best = min(quick, key=lambda route: quick[route])
         log.info("Hessian products by the %s route", best)
         return best
 
+    def _arbitrate(self, params: Params, batch: Batch, rows: Tensor, images: dict[Route, Tensor]) -> Route:
+        """Routes that do not confirm each other are held against differences of the gradient, along the first row."""
+        finite = {route: image[:1] for route, image in images.items() if bool(image.isfinite().all())}
+        if not finite:
+            return next(iter(images))  # the product itself says what is wrong
+        truth, other = (self._difference(params, batch, rows[:1], stretch)[0] for stretch in (1.0, 3.0))
+        apart = {route: float((image - truth).norm()) for route, image in finite.items()}
+        best = min(apart, key=lambda route: apart[route])
+        if len(finite) == 2:
+            self._say(f"forward and reverse products disagree; {best} is nearer to differences of the gradient")
+            return best
+        # a kink on the way spoils a difference, but then two steps of other length do not agree either
+        scale = max(float(truth.norm()), float(finite[best].norm()))
+        trusted = float((truth - other).norm()) <= _TRUST * scale
+        if trusted and apart[best] > 10 * _TRUST * scale:
+            self._warn(f"{best} products are wrong: they disagree with differences of the gradient")
+            return "difference"
+        log.info("Hessian products by the %s route, the only exact one that works", best)
+        return best
+
     def _agree(self, a: Tensor, b: Tensor) -> bool:
         return bool((a - b).norm() <= _AGREE.get(self.dtype, 0.1) * b.norm())
 
+    def _warn(self, reason: str) -> None:
+        error = torch.finfo(self.dtype).eps ** (2 / 3)
+        self._say(
+            f"{reason}; using central differences of the gradient, with a relative error of about {error:.0e} where "
+            "the loss is smooth, and more where a kink of it is near"
+        )
 
-def _timed(fn: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
+    def _say(self, text: str) -> None:
+        warnings.warn(text, NumericalWarning, stacklevel=2)
+
+
+def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor], batched: bool) -> list[Tensor]:
+    """Gradients (k, *shape) of `outputs` in `inputs` for k stacked cotangents (k, *shape)."""
+    count = len(vectors[0])
+    if not batched:
+        rows = [
+            torch.autograd.grad(
+                outputs, inputs, [v[i] for v in vectors], retain_graph=i + 1 < count, materialize_grads=True
+            )
+            for i in range(count)
+        ]
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+    images = torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True, materialize_grads=True)
+    # materialised zeros of unused parameters come without the batch dimension
+    return [
+        image if image.ndim > p.ndim else p.new_zeros(count, *p.shape) for image, p in zip(images, inputs, strict=True)
+    ]
+
+
+def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> tuple[float, Tensor]:
     """Seconds of the better of two calls after a first one, and what it gave."""
-    result = fn()
+    result = fn()[0]
     times = []
     for _ in range(2):
         if device.type == "cuda":
@@ -175,12 +233,3 @@ def _timed(fn: Callable[[], Tensor], device: torch.device) -> tuple[float, Tenso
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
     return min(times), result
-
-
-def _missing_operation(error: Exception) -> str | None:
-    """The operation that torch says it cannot differentiate, if that is what the error is about."""
-    text = str(error)
-    if not re.search(r"not implemented|not supported|does not have a|doesn't have a|no derivative|not currently", text):
-        return None
-    found = re.search(r"(aten::\w+|'\w+Backward\w*'|\w+Backward\w*|derivative for '?([\w:]+))", text)
-    return found.group(0).removeprefix("derivative for ").strip("'") if found else text.splitlines()[0][:120]

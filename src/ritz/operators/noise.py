@@ -1,9 +1,25 @@
 """The noise of a batch: what the curvature of one batch has that the curvature of all data has not."""
 
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from ..batches import Batch, Batches
 from ..errors import UnsupportedError
 from ..risk import Risk
 from .algebra import Derived
-from .base import Operator, RiskOperator
+from .base import RiskOperator
+
+
+class _OneBatch(Batches):
+    """One batch as data, with its number and place in the whole, to which drawn labels and dropped units belong."""
+
+    def __init__(self, batch: Batch, whole: Batches) -> None:
+        super().__init__([batch.data], batch_size=None, device=whole.device, dtype=whole.dtype, cache=True)
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield self.batch
 
 
 class BatchNoise(Derived):
@@ -25,17 +41,17 @@ class BatchNoise(Derived):
     def __init__(self, operator: RiskOperator, index: int) -> None:
         if not isinstance(operator, RiskOperator):
             raise TypeError(f"expected a matrix of a risk, got {type(operator).__name__}")
-        risk = operator.risk
-        found = [batch for batch in risk.batches if batch.index == index]
+        batches = operator.risk.batches
+        found = [batch for batch in batches if batch.index == index]
         if not found:
-            raise ValueError(f"there is no batch {index}")
-        if not risk.batches.ordered:
+            raise ValueError(f"there is no batch {index}; the data has {sum(1 for _ in batches)}, counted from 0")
+        if not batches.ordered:
             raise UnsupportedError("the batches of a shuffling loader change; fix them with data=list(loader)")
-        own: Operator = operator._like(Risk.on(risk, [found[0].data]))
+        own = operator._like(Risk.on(operator.risk, _OneBatch(found[0], batches)))
         super().__init__(own - operator)
         self.matrix = f"noise of batch {index} of the {operator.matrix}"
 
-    def _rows(self, rows):  # type: ignore[no-untyped-def]
+    def _rows(self, rows: Tensor) -> Tensor:
         return self.base.rows(rows)
 
     def convention(self) -> str:

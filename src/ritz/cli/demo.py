@@ -1,0 +1,148 @@
+"""`ritz demo`: what is typed, shown and written; the study itself is in ritz.papers.digits."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..papers import digits
+    from ..results import Estimate
+
+PLAIN_WIDTH = 100  # of a table that goes to a file or a pipe
+NOTE = (
+    "± one standard error: of the digits for the gaps, of the probes for what comes from the Hessian H of the training "
+    "loss; + to the end of a one-sided 95 % interval. a (eq. 7) = Tr H + ‖w‖²/2, a (tabulated) = ‖w‖/2 + Tr H / P."
+)
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+
+
+def run(out: Path, seed: int, epochs: int, device: str) -> int:
+    """The whole command; returns the exit status."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    start = time.perf_counter()
+    try:
+        with _shown(console) as progress:
+            progress("loading torch and scikit-learn", 0.0)
+            try:
+                settings = _prepared(out, seed, epochs, device)
+            except (ImportError, OSError, ValueError) as error:
+                print(f"ritz demo: {error}", file=sys.stderr)
+                return 2
+            found, figure = _study(settings, progress)
+        _print(console, found)
+        written = _write(found, figure, out)
+    except KeyboardInterrupt:
+        print("\nritz demo: stopped by the keyboard", file=sys.stderr)
+        return INTERRUPTED
+    console.print(f"\nwrote {', '.join(written)} to {out}/ in {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+def _prepared(out: Path, seed: int, epochs: int, device: str) -> "digits.Settings":
+    """What cannot work is found out here, before the training."""
+    import torch
+
+    from ..papers import digits, digits_figure
+
+    digits.load_digits()
+    digits_figure.colors(1)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]})") from error
+    if "OMP_NUM_THREADS" not in os.environ:  # the user's word goes first
+        torch.set_num_threads(1)  # matrices this small are multiplied fastest by one thread
+    return digits.Settings(seed=seed, epochs=epochs, device=device)
+
+
+def _study(settings: "digits.Settings", progress: "digits.Progress") -> "tuple[digits.Study, Figure]":
+    """The one library call, and the figure."""
+    from ..papers import digits, digits_figure
+
+    found = digits.study(settings, progress)
+    progress("drawing", 1.0)
+    return found, digits_figure.draw(found)
+
+
+def _write(found: "digits.Study", figure: "Figure", out: Path) -> list[str]:
+    """The files, and in words what they are."""
+    from ..papers import digits
+
+    figure.savefig(out / "demo.png", dpi=110)
+    digits.save(found, out)
+    return ["demo.png", "table.json", f"{len(found.rows)} spectra (ritz.load reads them)"]
+
+
+@contextmanager
+def _shown(console: Console) -> "Iterator[digits.Progress]":
+    """Progress as a bar on a terminal, as one line for each stage elsewhere."""
+    if not console.is_terminal:
+        seen: set[str] = set()
+
+        def line(text: str, part: float) -> None:
+            if text not in seen:
+                seen.add(text)
+                print(text, flush=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, part: bar.update(task, description=text, completed=part)
+
+
+def _print(console: Console, found: "digits.Study") -> None:
+    """The table, measures down and solutions across, and the findings."""
+    from ..papers import digits
+
+    first = found.rows[0]
+    sizes = f"{len(first.losses[0]):,} training and {len(first.losses[1])} test digits"
+    table = Table(
+        title=f"ReLU network of {first.spectrum.dim:,} parameters, {sizes}, {found.settings.epochs} epochs",
+        title_justify="left", title_style="bold", caption=NOTE, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+        show_edge=False,
+    )  # fmt: skip
+    table.add_column("weight decay")
+    for row in found.rows:
+        table.add_column(f"{row.weight_decay:g}", justify="right", no_wrap=True)
+    table.add_row("train acc., %", *(f"{100 - row.train_error:.1f}" for row in found.rows))
+    for key, name in digits.COLUMNS.items():
+        cells = [cell(row.values[key]) for row in found.rows]
+        table.add_row(name, *cells, end_section=key in ("gap_loss", "spectral_norm"))
+    console.print()
+    console.print(table)
+    for sentence in digits.findings(found):
+        console.print(f"\n{sentence}")
+
+
+def cell(estimate: "Estimate") -> str:
+    """A value to the digits its error allows, five at most; an eigenvalue, known from below, with its bound above."""
+    value, error, sign = float(estimate.value), float(estimate.stderr), "±"
+    if estimate.bracket is not None:
+        error, sign = float(estimate.interval()[1]) - value, "+"
+    if not error > 0 or not math.isfinite(error):
+        return f"{value:#.4g}"
+    size = math.floor(math.log10(error))
+    places = max(-size + (error < 2 * 10.0**size), 0)
+    most = max(4 - math.floor(math.log10(max(abs(value), error))), 0)
+    if places > most and error < 0.5 * 10.0**-most:
+        return f"{value:.{most}f}{sign}{error:.0e}"
+    places = min(places, most)
+    value = round(value, places) + 0.0  # no minus before a zero
+    return f"{value:.{places}f}{sign}{error:.{places}f}"

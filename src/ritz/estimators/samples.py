@@ -1,0 +1,397 @@
+"""Curvature sample by sample, and exact traces.
+
+For sample i with outputs f_i and loss Hessian M_i = sum_c s_c s_c' in the outputs,
+
+    Tr GGN_i = sum_c ||J_i' s_c||^2,
+
+C backward passes for all samples together, and for a network that is affine in each single weight Tr H_i = Tr GGN_i
+(for cross-entropy sum_c p_c ||grad (f_c - sum_j p_j f_j)||^2). Where it is not, v' H_i v for random signs v has mean
+Tr H_i, and one product gives it for every sample of a batch.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batch
+from ..errors import NonFiniteError, UnsupportedError
+from ..linearity import multi_affine
+from ..losses import Loss
+from ..operators.algebra import Block, Metered, Scaled, Shifted, Sum
+from ..operators.base import Operator
+from ..operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
+from ..operators.hessian import Hessian
+from ..operators.noise import BatchNoise
+from ..reducers import Concat, Mean
+from ..results import Estimate, Exact, StudentT
+from ..risk import Params, Progress, Risk
+from .squares import SquaredGradients, item_by_item, item_gradients, num_items, refuse_rows, sample_weights
+
+Method = Literal["auto", "exact", "probes"]
+
+_WORTH = 4  # one forward-over-forward probe costs about as much as this many backward passes
+_AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference of two products that count as the same
+
+
+def sample_traces(
+    risk: Risk,
+    *,
+    method: Method = "auto",
+    num_probes: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Estimate:
+    """Tr H_i, the trace of the Hessian of each sample's own loss, for all N samples in data order.
+
+    A sample's own loss is its total divided by its weight: for tokens the mean over those that are not masked. The
+    weighted mean of the result is the trace of the Hessian of the risk.
+
+    Args:
+        risk: The risk; its data must come in a fixed order.
+        method: "exact" (C backward passes, for networks affine in each single weight), "probes" (any network, with
+            standard errors), or "auto": exact where it holds and is not dearer.
+        num_probes: Random sign vectors, common to all samples, so errors of different samples are not independent.
+        seed: Of the probes.
+        progress: Called with (batches done, 0).
+
+    Raises:
+        UnsupportedError: For BatchNorm in train mode, a `batch_loss` risk or a shuffling loader, where a sample has no
+            trace or no place; and for "exact" where the network is not multi-affine.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> X, y = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2, 1)
+        >>> traces = sample_traces(ritz.Risk(model, torch.nn.MSELoss(), (X, y)))
+        >>> traces.value.tolist(), traces.exact  # 2 ||x||^2
+        ([10.0, 18.0], True)
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    _refuse_coupled(risk)
+    risk.batches.prepare()
+    if not risk.batches.ordered:
+        raise UnsupportedError(
+            "one number per sample needs data in a fixed order, and this loader shuffles; fix one order with "
+            "data=list(loader), or switch shuffling off"
+        )
+    risk.check()
+    if method != "probes":
+        why_not = _not_exact(risk, math.inf if method == "exact" else _WORTH * num_probes)
+        if why_not is None:
+            return _exact_samples(risk, progress)
+        if method == "exact":
+            raise UnsupportedError(f"no exact sample traces: {why_not}; use method='probes'")
+    return _probed_samples(risk, num_probes, seed, progress)
+
+
+def _refuse_coupled(risk: Risk) -> Loss:
+    """The loss of a risk whose samples have a curvature of their own.
+
+    Raises:
+        UnsupportedError: If they have not.
+    """
+    loss = risk.output_loss
+    if risk.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in risk.model.modules()):
+        raise UnsupportedError(
+            "BatchNorm in train mode couples the samples of a batch, so no sample has a curvature of its own; "
+            "use mode='eval'"
+        )
+    if not loss.separable:
+        raise UnsupportedError("this loss couples the samples of a batch, so no sample has a curvature of its own")
+    return loss
+
+
+def _not_exact(risk: Risk, most_roots: float) -> str | None:
+    """Why the trace of the Hessian is not that of the GGN, or too dear that way; None where it is fine."""
+    linearity = multi_affine(risk)
+    if not linearity.holds:
+        return linearity.reason
+    try:
+        num = _num_roots(risk)
+    except UnsupportedError as error:
+        return str(error)
+    return f"it would take {num} backward passes" if num > most_roots else None
+
+
+def _exact_samples(risk: Risk, progress: Progress | None) -> Estimate:
+    loss, squares, num = risk.output_loss, SquaredGradients(risk), _num_roots(risk)
+
+    def traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        found, out = squares(params, batch, lambda out: loss.roots(out, batch.data, _even(num, risk.plan.chunk)))
+        weight = sample_weights(loss, out, batch).double()
+        own = torch.where(weight != 0, found.sum(1) / weight.where(weight != 0, 1.0), 0.0)
+        return torch.stack([own, weight], dim=1), weight.sum()
+
+    value, weight = risk.fold(traces, Concat(), progress=progress).cpu().unbind(1)
+    _refuse_non_finite(value)
+    how = f"exact, {num} backward passes"
+    zero = torch.zeros_like(value)
+    return Estimate(
+        name="sample_traces", value=value, stderr=zero, exact=True, products=num, rule=Exact(),
+        convention=_convention(risk, how, weight),
+    )  # fmt: skip
+
+
+def _probed_samples(risk: Risk, num_probes: int, seed: int, progress: Progress | None) -> Estimate:
+    products = _SampleProducts(risk)
+    rows = risk.space.probes(range(num_probes), seed, dtype=risk.dtype, device=risk.device)
+
+    def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        weight = sample_weights(risk.output_loss, risk.output(params, batch), batch)
+        return torch.cat([products(params, batch, rows).T, weight[:, None]], dim=1).double(), weight.sum()
+
+    columns: Tensor = risk.fold(forms, Concat(), progress=progress).cpu()  # (N, probes + 1)
+    samples, weight = columns[:, :-1].T.contiguous(), columns[:, -1]
+    _refuse_non_finite(samples.sum(0))
+    spread = samples.std(0) if num_probes > 1 else torch.full_like(weight, math.nan)
+    how = f"{num_probes} probes of random signs, {products.route} route"
+    return Estimate(
+        name="sample_traces", value=samples.mean(0), stderr=spread / math.sqrt(num_probes), samples=samples,
+        products=num_probes, seed=seed, rule=StudentT(num_probes - 1), convention=_convention(risk, how, weight),
+    )  # fmt: skip
+
+
+def _convention(risk: Risk, how: str, weight: Tensor) -> str:
+    """What the numbers mean, the samples without weight included."""
+    empty = int((weight == 0).sum())
+    note = f"; {empty} samples have weight 0 and get trace 0" if empty else ""
+    mode = f"{risk.mode} mode, {str(risk.dtype).removeprefix('torch.')}"
+    return f"trace of the Hessian of each sample's own loss (its total / its weight), {how}, {mode}{note}"
+
+
+def _refuse_non_finite(values: Tensor) -> None:
+    bad = (~values.isfinite()).nonzero()
+    if len(bad):
+        raise NonFiniteError(
+            f"the trace of sample {int(bad[0])} is not finite, though its loss is; try dtype=torch.float64, and look "
+            "for a square root or a norm at zero"
+        )
+
+
+# ------------------------------------------------------------------------------------- v' H_i v by products
+
+
+class _SampleProducts:
+    """v' H_i v for every sample of a batch and every row v: (k, size).
+
+    forward: d^2/dt^2 loss_i(w + t v), forward mode twice; k rows share one pass.
+    reverse: d/du of v' (sum_i u_i H_i v), reverse mode three times; for operations that forward mode gets wrong
+    (LayerNorm, in some versions of torch) or does not know.
+    """
+
+    route = "not yet chosen"
+
+    def __init__(self, risk: Risk) -> None:
+        self.risk = risk
+
+    def __call__(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
+        if self.route not in ("forward", "reverse"):
+            self.route = self._choose(params, batch, rows[:1])
+        by = self._forward if self.route == "forward" else self._reverse
+        return torch.cat([by(params, batch, part) for part in rows.split(self.risk.plan.chunk)])
+
+    def _losses(self, params: Params, batch: Batch) -> Tensor:
+        """Each sample's own loss, (size,)."""
+        out = self.risk.output(params, batch)
+        refuse_rows(out, batch)
+        items = self.risk.output_loss.items(out, batch.data)
+        total, weight = ((x.reshape(batch.size, -1).sum(1)) for x in (items.loss * items.weight, items.weight))
+        return total / weight.where(weight != 0, 1.0)
+
+    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
+        def along(p: Params, v: Params) -> Tensor:
+            slope: Tensor = torch.func.jvp(lambda q: self._losses(q, batch), (p,), (v,))[1]
+            return slope
+
+        def form(v: Params) -> Tensor:
+            bend: Tensor = torch.func.jvp(lambda p: along(p, v), (params,), (v,))[1]
+            return bend
+
+        forms: Tensor = torch.func.vmap(form, randomness="same")(self.risk.space.split(rows))
+        return forms
+
+    def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+            losses = self._losses(leaves, batch)
+            u = torch.ones_like(losses).requires_grad_()
+            inputs = tuple(leaves.values())
+            gradient = _gradient(losses @ u, inputs, create_graph=True)
+            forms = []
+            for row in rows:
+                v = list(self.risk.space.split(row).values())
+                product = _gradient(_dot(gradient, v), inputs, create_graph=True)  # sum_i u_i H_i v
+                forms.append(_gradient(_dot(product, v), (u,))[0])
+        return torch.stack(forms).detach()
+
+    def _choose(self, params: Params, batch: Batch, row: Tensor) -> str:
+        """Forward mode where it agrees with reverse mode on a few samples."""
+        few = batch.pieces(4)[0] if self.risk.splittable else batch
+        tried: dict[str, Tensor] = {}
+        errors: list[str] = []
+        for route, by in (("reverse", self._reverse), ("forward", self._forward)):
+            try:
+                tried[route] = by(params, few, row)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                errors.append(str(error).splitlines()[0][:200])
+        if not tried:
+            raise UnsupportedError(f"no second derivative of the sample losses: {'; '.join(sorted(set(errors)))}")
+        if len(tried) == 1:
+            return next(iter(tried))
+        apart, size = (tried["forward"] - tried["reverse"]).norm(), tried["reverse"].norm()
+        return "forward" if bool(apart <= _AGREE.get(row.dtype, 0.1) * size) else "reverse"
+
+
+def _gradient(scalar: Tensor, inputs: tuple[Tensor, ...], create_graph: bool = False) -> tuple[Tensor, ...]:
+    """Gradient, zero where there is no dependence."""
+    if not scalar.requires_grad:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    return torch.autograd.grad(
+        scalar, inputs, create_graph=create_graph, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+def _dot(a: Iterable[Tensor], b: Iterable[Tensor]) -> Tensor:
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+# ------------------------------------------------------------------------------------------- exact traces
+
+
+def exact_trace(operator: Operator) -> tuple[float, dict[str, float]]:
+    """The trace without probes, by squared norms of backward passes; and its parts, parameter by parameter.
+
+    It exists for the GGN and the Fishers of any network, for the Hessian of a multi-affine one, and for blocks, sums,
+    multiples and shifts of these. A part is the trace of the diagonal block of one parameter.
+
+    Raises:
+        UnsupportedError: Where there is no such form; the message says why.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> X, y = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2, 1)
+        >>> exact_trace(ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), (X, y))))  # 2 (||X||^2 / N + 1)
+        (16.0, {'weight': 14.0, 'bias': 2.0})
+    """
+    parts = _parts(operator)
+    return math.fsum(parts.values()), parts
+
+
+def _parts(operator: Operator) -> dict[str, float]:
+    """Traces of the diagonal blocks, by parameter name."""
+    if isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
+        return _risk_parts(operator)
+    if isinstance(operator, GradientCovariance):
+        mean = operator.space.segment(operator.risk.gradient()[None].double().square())[0].tolist()
+        return {name: part - square for (name, part), square in zip(_parts(operator.base).items(), mean, strict=True)}
+    if isinstance(operator, Scaled):
+        return {name: operator.factor * part for name, part in _parts(operator.base).items()}
+    if isinstance(operator, Shifted):
+        sizes = dict(zip(operator.space.names, operator.space.sizes, strict=True))
+        return {name: part + operator.shift * sizes[name] for name, part in _parts(operator.base).items()}
+    if isinstance(operator, Sum):
+        right = _parts(operator.right)
+        return {name: part + right[name] for name, part in _parts(operator.base).items()}
+    if isinstance(operator, Block | Metered | BatchNoise):
+        parts = _parts(operator.base)
+        return {name: parts[name] for name in operator.space.names}
+    raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}; use probes")
+
+
+def exact_cost(operator: Operator) -> int | None:
+    """How many backward passes over the data `exact_trace` takes; None where it does not exist.
+
+    Example:
+        >>> data = torch.ones(2, 3), torch.tensor([0, 1])
+        >>> risk = ritz.Risk(torch.nn.Linear(3, 5), torch.nn.CrossEntropyLoss(), data)
+        >>> exact_cost(ritz.GGN(risk)), exact_cost(ritz.EmpiricalFisher(risk))
+        (5, 1)
+    """
+    try:
+        return _cost(operator)
+    except UnsupportedError:
+        return None
+
+
+def _cost(operator: Operator) -> int:
+    if isinstance(operator, Sum):
+        return _cost(operator.base) + _cost(operator.right)
+    if isinstance(operator, GradientCovariance):
+        return _cost(operator.base) + 1
+    if isinstance(operator, Scaled | Shifted | Block | Metered | BatchNoise):
+        return _cost(operator.base)
+    if not isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
+        raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}")
+    risk = operator.risk
+    _refuse_inexact(operator)
+    if isinstance(operator, Hessian | GGN):
+        return _num_roots(risk)
+    batch, out = _small(risk)
+    draws = operator.num_samples if isinstance(operator, Fisher) else 1
+    return draws * num_items(risk.output_loss, out, batch)
+
+
+def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> dict[str, float]:
+    risk = operator.risk
+    loss = _refuse_inexact(operator)
+    risk.check()
+    squares = SquaredGradients(risk)
+    chunk = _even(_num_roots(risk), risk.plan.chunk) if isinstance(operator, Hessian | GGN) else risk.plan.chunk
+
+    def stacks(out: Tensor, batch: Batch) -> Iterable[Tensor]:
+        if isinstance(operator, Hessian | GGN):
+            return loss.roots(out, batch.data, chunk)
+        if isinstance(operator, Fisher):
+            own = operator._draws(out, batch) / math.sqrt(operator.num_samples)
+        else:
+            own = item_gradients(loss, out, batch)[None]
+        return item_by_item(loss, own, out, batch, chunk)
+
+    def totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        found, out = squares(params, batch, lambda out: stacks(out, batch))
+        return found.sum(0), loss.weight(out, batch.data)
+
+    parts: Tensor = risk.fold(totals, Mean())
+    return dict(zip(risk.names, parts.tolist(), strict=True))
+
+
+def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
+    """The loss of a matrix whose trace is a sum over samples of squared norms."""
+    risk = operator.risk
+    loss = _refuse_coupled(risk)
+    if isinstance(operator, Hessian) and not (linearity := multi_affine(risk)).holds:
+        raise UnsupportedError(f"the Hessian of this network has no exact trace: {linearity.reason}; use probes")
+    if isinstance(operator, Fisher):
+        risk.batches.prepare()
+        if not risk.batches.cached and not risk.batches.ordered:
+            raise UnsupportedError("the Monte Carlo Fisher needs data in a fixed order, and this loader shuffles")
+    return loss
+
+
+def _small(risk: Risk) -> tuple[Batch, Tensor]:
+    """Two samples, where a batch may be split, and their outputs."""
+    batch = next(iter(risk.batches))
+    batch = batch.pieces(2)[0] if risk.splittable else batch
+    with risk.session():
+        out = risk.output(risk.params(), batch)
+    refuse_rows(out, batch)
+    return batch, out
+
+
+def _num_roots(risk: Risk) -> int:
+    """Backward passes for the GGN; asks for one root, so that a loss without real roots says so before the work."""
+    batch, out = _small(risk)
+    next(iter(risk.output_loss.roots(out, batch.data, 1)))
+    return risk.output_loss.num_roots(out, batch.data)
+
+
+def _even(num: int, most: int) -> int:
+    """The size of equal chunks of at most `most`."""
+    return max(1, math.ceil(num / math.ceil(max(num, 1) / most)))

@@ -1,0 +1,205 @@
+"""Squared norms of per-sample gradients, for many cotangents, without the gradients where the layers allow it.
+
+    ||J_i' s||^2        for every sample i of a batch, by parameter, summed over cotangents s in the outputs
+
+With the roots of the loss Hessian as cotangents this is the trace of the GGN, with an item's own gradient that of the
+empirical Fisher. A cotangent may touch one item (a sample, a token) of every sample, since samples do not mix.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batches import Batch, map_tensors, tensors_of
+from ..errors import UnsupportedError
+from ..layers import Capture, squared_norms, without_rule
+from ..losses import CallableLoss, CrossEntropy, Loss
+from ..risk import Params, Risk
+from ..space import random_uniform
+
+Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.shape)
+
+_GRADIENTS = 1 << 25  # elements of per-sample gradients held at once
+
+
+class SquaredGradients:
+    """||J_i' s||^2 summed over cotangents s, for every sample and parameter of a batch: (size, parameters), float64.
+
+    By the layer rules where they explain every parameter; else by per-sample gradients, which is exact as well.
+    """
+
+    def __init__(self, risk: Risk) -> None:
+        self.risk = risk
+        self.by_layer = without_rule(risk.model, risk.names) is None
+        self._known: set[int] = set()  # batch sizes at which the layers were seen to keep samples apart
+
+    def __call__(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
+        if self.by_layer:
+            try:
+                return self._layers(params, batch, cotangents)
+            except UnsupportedError:  # a layer called twice, a parameter used elsewhere, time before samples
+                self.by_layer = False
+        return self._gradients(params, batch, cotangents)
+
+    def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
+        new = batch.size > 1 and batch.size not in self._known
+        asked = random_uniform(batch.size, ("half",), self.risk.device).argsort() < batch.size // 2
+
+        def stacks(out: Tensor) -> Iterable[Tensor]:
+            refuse_rows(out, batch)
+            return itertools.chain([_half(out, asked)] if new else [], cotangents(out))
+
+        out, recorded = self.risk.captured(params, batch, stacks)
+        total = {name: out.new_zeros(batch.size, dtype=torch.float64) for name in self.risk.names}
+        for captures in recorded:
+            _refuse_repeated(captures)
+            if new:
+                _refuse_mixed(captures, asked)
+                self._known.add(batch.size)
+                new = False
+                continue
+            for capture in captures:
+                for name, squares in squared_norms(capture, batch.size).items():
+                    total[name] += squares
+        return torch.stack(list(total.values()), dim=1), out
+
+    def _gradients(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
+        out = self.risk.output(params, batch)
+        refuse_rows(out, batch)
+        total = out.new_zeros(batch.size, len(params), dtype=torch.float64)
+        for stack in cotangents(out):
+            if self.risk.splittable:
+                try:
+                    total += self._vectorised(params, batch, stack)
+                    continue
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:  # an operation that cannot be vectorised over samples
+                    pass
+            total += self._one_by_one(params, batch, stack)
+        return total, out
+
+    def _vectorised(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
+        """Per-sample gradients by vmap over samples of vjp."""
+        tensors = tensors_of(batch.data)
+        dims = tuple(0 if x.ndim and len(x) == batch.size else None for x in tensors)
+
+        def one(rows: tuple[Tensor, ...], cotangents: Tensor) -> Tensor:
+            given = iter(x if dim is None else x[None] for x, dim in zip(rows, dims, strict=True))
+            piece = Batch(map_tensors(batch.data, lambda _: next(given)), batch.index, batch.start, 1)
+            pullback = torch.func.vjp(lambda p: self.risk.output(p, piece)[0], params)[1]
+            grads = torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(cotangents)
+            return torch.stack([grads[name].square().sum(dtype=torch.float64) for name in params])
+
+        at_once = max(1, _GRADIENTS // (len(stack) * self.risk.dim))
+        squares: Tensor = torch.func.vmap(one, in_dims=(dims, 1), chunk_size=at_once)(tuple(tensors), stack)
+        return squares
+
+    def _one_by_one(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
+        """Per-sample gradients one after the other; the other samples of a batch that cannot be split are masked."""
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        rows: list[Tensor] = []
+        for piece in batch.pieces(1 if self.risk.splittable else batch.size):
+            with torch.enable_grad():
+                out = self.risk.output(leaves, piece)
+            first = piece.start - batch.start
+            for row, own in enumerate(stack[:, first : first + piece.size].unbind(1)):
+                cotangents = out.new_zeros(len(stack), *out.shape)
+                cotangents[:, row] = own
+                grads = [_gradients(out, leaves, cotangent) for cotangent in cotangents]
+                rows.append(torch.stack([_squares(per_param) for per_param in zip(*grads, strict=True)]))
+        return torch.stack(rows)
+
+
+def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(
+        out, tuple(leaves.values()), cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+
+
+def _squares(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([x.square().sum(dtype=torch.float64) for x in tensors]).sum()
+
+
+def _half(out: Tensor, asked: Tensor) -> Tensor:
+    """One random cotangent on half of the samples, (1, *out.shape)."""
+    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
+    return (noise * asked.reshape(-1, *[1] * (out.ndim - 1)))[None]
+
+
+def _refuse_repeated(captures: list[Capture]) -> None:
+    """Refuse a layer that is called twice: the gradients of its calls add up before they are squared."""
+    for name, calls in Counter(capture.name for capture in captures).items():
+        if calls > 1:
+            raise UnsupportedError(f"{name} is called {calls} times")
+
+
+def _refuse_mixed(captures: list[Capture], asked: Tensor) -> None:
+    """Refuse layers whose rows are not the samples in their order."""
+    for capture in captures:
+        rows = capture.grad[0]
+        if rows.ndim == 0 or len(rows) % len(asked):
+            raise UnsupportedError(f"{capture.name} does not keep the samples apart")
+        # the gradient of a sample that was not asked for must be zero in its own rows
+        if bool(rows.reshape(len(asked), -1)[~asked].any()):
+            raise UnsupportedError(f"{capture.name} does not keep the samples in order")
+
+
+def refuse_rows(out: Tensor, batch: Batch) -> None:
+    """Refuse outputs whose first dimension is not the samples."""
+    if out.ndim == 0 or len(out) != batch.size:
+        raise UnsupportedError(
+            f"the model gives outputs {tuple(out.shape)} for {batch.size} samples; the first dimension must be the "
+            "samples: reshape them in forward=lambda model, batch: ..."
+        )
+
+
+# ---------------------------------------------------------------------------------------- items of a sample
+
+
+def sample_weights(loss: Loss, out: Tensor, batch: Batch) -> Tensor:
+    """The weight of each sample, (size,): 1, or the sum over its items."""
+    refuse_rows(out, batch)
+    if isinstance(loss, CallableLoss):  # whose items are evaluated one by one
+        return out.new_ones(batch.size)
+    return loss.items(out, batch.data).weight.reshape(batch.size, -1).sum(1)
+
+
+def num_items(loss: Loss, out: Tensor, batch: Batch) -> int:
+    """Items per sample."""
+    if isinstance(loss, CallableLoss):
+        return 1
+    return len(loss.items(out, batch.data).weight) // batch.size
+
+
+def item_gradients(loss: Loss, out: Tensor, batch: Batch) -> Tensor:
+    """sqrt(w_j) times the gradient of item j's loss, on its own outputs; all items at once (*out.shape)."""
+    if isinstance(loss, CallableLoss):
+        total, pullback = torch.func.vjp(lambda o: loss.total(o, batch.data), out)[:2]
+        return pullback(torch.ones_like(total))[0]  # type: ignore[no-any-return]
+
+    weight = loss.items(out, batch.data).weight
+    pullback = torch.func.vjp(lambda o: loss.items(o, batch.data).loss, out)[1]
+    return pullback(weight.where(weight != 0, 1.0).sqrt())[0]  # type: ignore[no-any-return]
+
+
+def item_by_item(loss: Loss, cotangents: Tensor, out: Tensor, batch: Batch, chunk: int) -> Iterator[Tensor]:
+    """Cotangents (r, *out.shape) on one item of every sample at a time, in stacks: squares of items must not mix."""
+    num = num_items(loss, out, batch)
+    if num == 1:
+        yield from cotangents.split(chunk)
+        return
+    if not isinstance(loss, CrossEntropy):
+        raise UnsupportedError(
+            f"which outputs belong to each of the {num} items of a sample is not known for {type(loss).__name__}; "
+            "use probes"
+        )
+    dim, _ = loss._layout(out, batch.data)
+    places = out.movedim(dim, -1).shape[1:-1]
+    for part in torch.arange(num, device=out.device).split(max(1, chunk // len(cotangents))):
+        one_hot = F.one_hot(part, num).to(out).reshape(len(part), 1, 1, *places).unsqueeze(dim + 2)
+        yield (one_hot * cotangents).flatten(0, 1)

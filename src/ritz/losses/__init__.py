@@ -1,0 +1,77 @@
+"""Losses: all that is known from a model's outputs alone.
+
+Every loss is a SUM over items (samples, or tokens) together with the weight it is to be divided by, so that any split
+of the data adds up to the same mean. Beside the sum a loss knows its second-order structure in closed form:
+
+    middle   M u, for the matrix M between the Jacobians: J' M J is the Gauss-Newton or one of the Fisher matrices
+    roots    s_c with sum_c s_c s_c' = M, for exact traces
+    draw     cotangents of labels drawn from the model: E[c c'] = M
+
+For cross-entropy M = diag(p) - p p', for the squared error 2/D I, for binary cross-entropy diag(p (1 - p)) / D.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+from .base import Items, Kind, Loss, Target, Uniforms, default_target
+from .cross_entropy import CrossEntropy
+from .elementwise import BinaryCrossEntropy, SquaredError
+from .function import CallableLoss
+
+__all__ = [
+    "BinaryCrossEntropy",
+    "CallableLoss",
+    "CrossEntropy",
+    "Items",
+    "Kind",
+    "Loss",
+    "SquaredError",
+    "Target",
+    "Uniforms",
+    "as_loss",
+    "default_target",
+]
+
+
+def as_loss(loss: Any, target: Target | None = None) -> Loss:
+    """A `Loss` from what users have: a torch loss module or function, a callable(output, target), or a `Loss`.
+
+    Raises:
+        ValueError: If the reduction is not the mean; ritz sums over items and divides by their weight itself.
+    """
+    if isinstance(loss, type):
+        raise TypeError(f"loss is the class {loss.__name__}; give an instance: {loss.__name__}()")
+    if isinstance(loss, Loss):
+        return loss if target is None else _aimed(loss, target)
+    aim = target or default_target
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction not in ("mean", "batchmean"):
+        raise ValueError(
+            f"{type(loss).__name__}(reduction={reduction!r}): ritz studies the mean over the data; use "
+            "reduction='mean', and multiply the operator (N * H) if the curvature of the sum is wanted"
+        )
+    if type(loss) is nn.CrossEntropyLoss:
+        return CrossEntropy(loss.weight, loss.ignore_index, loss.label_smoothing, target=aim)
+    if type(loss) is nn.BCEWithLogitsLoss:
+        return BinaryCrossEntropy(loss.weight, loss.pos_weight, target=aim)
+    if type(loss) is nn.MSELoss or loss is F.mse_loss:
+        return SquaredError(target=aim)
+    if loss is F.cross_entropy:
+        return CrossEntropy(target=aim)
+    if loss is F.binary_cross_entropy_with_logits:
+        return BinaryCrossEntropy(target=aim)
+    if getattr(loss, "weight", None) is not None:
+        raise ValueError(f"{type(loss).__name__} with class weights is not known; write its sum as batch_loss=")
+    if not callable(loss):
+        raise TypeError(f"loss must be a torch loss, a callable(output, target) or a ritz.Loss, got {loss!r}")
+    return CallableLoss(loss, target=aim)
+
+
+def _aimed(loss: Loss, target: Target) -> Loss:
+    """The same loss with another target."""
+    if not dataclasses.is_dataclass(loss) or not hasattr(loss, "target"):
+        raise ValueError(f"target= is for torch losses and callables; {type(loss).__name__} finds its own target")
+    return dataclasses.replace(loss, target=target)

@@ -1,0 +1,95 @@
+"""What every loss knows, and where the target of a batch is."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Kind = Literal["ggn", "fisher", "empirical"]
+Uniforms = Callable[[int, str], Tensor]  # (how many, stream name) -> that many uniform numbers, keyed, not streamed
+Target = Callable[[Any], Tensor]
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is known item by item (n of them, in data order)."""
+
+    loss: Tensor  # (n,) the item's own loss
+    weight: Tensor  # (n,) its share in the mean
+    margin: Tensor | None = None  # (n,) f_y - max_{j != y} f_j
+    probabilities: Tensor | None = None  # (n, classes)
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A loss as ritz needs it. `batch` is the user's batch, `out` what the model gave for it.
+
+    Example:
+        >>> isinstance(ritz.losses.CrossEntropy(), Loss)
+        True
+    """
+
+    separable: bool  # may a batch be split?
+    convex: bool  # is the loss Hessian positive semi-definite in the outputs?
+
+    def weight(self, out: Tensor, batch: Any) -> Tensor:
+        """What the sum over this batch is divided by: samples, unmasked tokens, or their class weights."""
+
+    def total(self, out: Tensor, batch: Any) -> Tensor:
+        """The SUM over items, never the mean."""
+
+    def middle(self, kind: Kind, out: Tensor, batch: Any, u: Tensor, draws: Tensor | None = None) -> Tensor:
+        """M u for the matrix between the Jacobians, summed over items; `draws` (S, *out.shape) for "fisher"."""
+
+    def roots(self, out: Tensor, batch: Any, chunk: int) -> Iterator[Tensor]:
+        """Cotangents (<= chunk, *out.shape), each on one item of every sample, with sum_c s_c s_c' = M."""
+
+    def num_roots(self, out: Tensor, batch: Any) -> int:
+        """How many cotangents `roots` gives in all."""
+
+    def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
+        """One cotangent (*out.shape) per item, of a label drawn from the model: E[c c'] = M."""
+
+    def items(self, out: Tensor, batch: Any) -> Items:
+        """Loss and weight of every item, margins and probabilities where the loss has them."""
+
+
+def default_target(batch: Any) -> Tensor:
+    """The last entry of a tuple, or the entry of a dictionary that is named like a label."""
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return batch[key]  # type: ignore[no-any-return]
+        raise ValueError(f"no target in a batch with keys {list(batch)}; pass target=lambda batch: ...")
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return batch[-1]  # type: ignore[no-any-return]
+    raise ValueError(
+        f"expected batches (inputs, targets) or a dictionary with one of {TARGET_KEYS}, got {type(batch).__name__}; "
+        "pass target=lambda batch: ..., and note that data given as tensors is a tuple (X, y)"
+    )
+
+
+# ------------------------------------------------------------------------------- shared by the losses of ritz
+
+
+def gradient(total: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
+    """Gradient of a sum over items in the outputs; the part of an item is that of the item alone."""
+    _, pullback = torch.func.vjp(total, out)[:2]
+    grad: Tensor = pullback(out.new_ones(()))[0]
+    return grad
+
+
+def outer_mean(draws: Tensor | None, u: Tensor, over: tuple[int, ...]) -> Tensor:
+    """mean over draws of c (c . u), the dot product over the dimensions of one item."""
+    if draws is None:
+        raise ValueError("the Monte Carlo Fisher needs drawn cotangents")
+    return (draws * dot(draws, u, tuple(d + 1 for d in over))).mean(0)
+
+
+def dot(a: Tensor, b: Tensor, over: tuple[int, ...]) -> Tensor:
+    """a . b over some dimensions, kept; over none of them where an item is a single number."""
+    return (a * b).sum(over, keepdim=True) if over else a * b

@@ -1,0 +1,99 @@
+"""Any callable as a loss, with derivatives by autograd."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from .base import Items, Kind, Target, Uniforms, default_target, dot, gradient
+
+_NO_LIKELIHOOD = (
+    "the Fisher matrix needs a likelihood to draw labels from: cross-entropy, squared error or binary cross-entropy; "
+    "for any other loss use ritz.GGN or ritz.EmpiricalFisher"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CallableLoss:
+    """Any callable(output, target) that gives the mean over samples; derivatives in the outputs by autograd.
+
+    Example:
+        >>> loss = CallableLoss(lambda out, y: (out - y).abs().pow(3).mean())
+        >>> out, batch = torch.tensor([[2.0]]), (None, torch.zeros(1, 1))
+        >>> float(loss.total(out, batch)), float(loss.middle("ggn", out, batch, torch.ones(1, 1)))
+        (8.0, 12.0)
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    target: Target = default_target
+    separable = True
+    convex = False  # unknown
+
+    def weight(self, out: Tensor, batch: Any) -> Tensor:
+        """The number of samples."""
+        return out.new_tensor(float(len(out)))
+
+    def total(self, out: Tensor, batch: Any) -> Tensor:
+        """The mean times the number of samples."""
+        y = self.target(batch)
+        value = self.function(out, y)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the loss must return one number, the mean over the batch; it returned {got}")
+        ignore = getattr(self.function, "ignore_index", None)
+        if ignore is not None and not y.is_floating_point() and bool((y == ignore).any()):
+            raise ValueError("ignored targets are only weighted right by nn.CrossEntropyLoss; use that on the logits")
+        return value.reshape(()) * len(out)
+
+    def _gradient(self, out: Tensor, batch: Any) -> Tensor:
+        """Gradient of the total in the outputs; row i is that of sample i alone, because the total is a sum."""
+        return gradient(lambda o: self.total(o, batch), out)
+
+    def middle(self, kind: Kind, out: Tensor, batch: Any, u: Tensor, draws: Tensor | None = None) -> Tensor:
+        """The loss Hessian by autograd for "ggn"; g (g . u) for "empirical"."""
+        if kind == "ggn" and (isinstance(self.function, nn.NLLLoss) or self.function is F.nll_loss):
+            raise UnsupportedError(
+                "NLLLoss is linear in its input, so its Gauss-Newton matrix is zero; take log_softmax out of the model "
+                "and use nn.CrossEntropyLoss"
+            )
+        if kind == "ggn":
+            # reverse twice: more operations have it than forward over reverse (torch's Huber losses)
+            image: Tensor = torch.func.vjp(lambda o: self._gradient(o, batch), out)[1](u)[0]
+            return image
+        if kind == "empirical":
+            g = self._gradient(out, batch)
+            return g * dot(g, u, tuple(range(1, out.ndim)))
+        raise UnsupportedError(_NO_LIKELIHOOD)
+
+    def num_roots(self, out: Tensor, batch: Any) -> int:
+        """The number of outputs, D."""
+        return math.prod(out.shape[1:])
+
+    def roots(self, out: Tensor, batch: Any, chunk: int) -> Iterator[Tensor]:
+        """Scaled eigenvectors of every sample's D x D loss Hessian."""
+        num = math.prod(out.shape[1:])
+        eye = torch.eye(num, dtype=out.dtype, device=out.device)
+        units = eye[:, None].expand(num, len(out), num).reshape(num, *out.shape)
+        columns = torch.stack([self.middle("ggn", out, batch, unit) for unit in units])
+        hessians = columns.reshape(num, len(out), num).permute(1, 2, 0)
+        values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
+        if bool((values < -1e-6 * values.abs().amax()).any()):
+            raise UnsupportedError("this loss is not convex in the outputs: its Hessian has no real roots; use probes")
+        scaled = vectors * values.clamp(min=0).sqrt()[:, None]  # (batch, D, roots)
+        for part in scaled.permute(2, 0, 1).split(chunk):
+            yield part.reshape(len(part), *out.shape)
+
+    def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
+        """Not known: a callable is not a likelihood."""
+        raise UnsupportedError(_NO_LIKELIHOOD)
+
+    def items(self, out: Tensor, batch: Any) -> Items:
+        """Not known item by item without calling the function on each."""
+        y = self.target(batch)
+        loss = torch.stack([self.function(out[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(out))])
+        return Items(loss, torch.ones_like(loss))

@@ -1,0 +1,202 @@
+"""The model as a risk sees it: how it is called, in which mode, through which kernels. All of it undone after."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from .batches import isolated_rng
+from .errors import UnsupportedError
+from .space import select
+
+Forward = Callable[[nn.Module, Any], Tensor]
+BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+Mode = Literal["eval", "train"]
+
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule"}
+# modules whose `training` flag switches dropout and nothing else
+_DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel or torch.compile."""
+    for name in ("module", "_orig_mod"):
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
+            return unwrapped(inner)
+    return model
+
+
+def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of the parameters that match and are not frozen."""
+    every = dict(model.named_parameters())  # tied parameters come once
+    if not every:
+        raise ValueError("the model has no parameters")
+    names = [name for name in select(every, patterns) if every[name].requires_grad]
+    if not names:
+        raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")
+    return tuple(names)
+
+
+# --------------------------------------------------------------------------------------------------- calls
+
+
+class Whole(nn.Module):
+    """A module around the user's `fn(model, batch)`, so that `functional_call` reaches what it calls."""
+
+    def __init__(self, model: nn.Module, fn: Callable[[nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.model, self.fn = model, fn
+
+    def forward(self, data: Any) -> Any:
+        """What the user's function gives."""
+        return self.fn(self.model, data)
+
+
+class Caller:
+    """The two ways to call the model: for its outputs, and for an opaque loss."""
+
+    def __init__(self, model: nn.Module, forward: Forward | None, batch_loss: BatchLoss | None) -> None:
+        self.forward_only = Whole(model, _checked_forward(forward or _default_forward))
+        self.whole = Whole(model, _checked_batch_loss(batch_loss)) if batch_loss is not None else self.forward_only
+
+
+def _default_forward(model: nn.Module, batch: Any) -> Any:
+    """model(*inputs) for a batch (inputs ..., target)."""
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return model(*batch[:-1])
+    raise ValueError(
+        f"a batch is a {type(batch).__name__}, not (inputs, target); say how the model reads it: "
+        "forward=lambda model, batch: model(**batch).logits; and note that data given as tensors is a tuple (X, y)"
+    )
+
+
+def _checked_forward(forward: Forward) -> Forward:
+    def call(model: nn.Module, batch: Any) -> Tensor:
+        out = forward(model, batch)
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
+                "forward=lambda model, batch: model(...).logits"
+            )
+        return out
+
+    return call
+
+
+def _checked_batch_loss(batch_loss: BatchLoss) -> BatchLoss:
+    def call(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        result = batch_loss(model, batch)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"batch_loss must return (sum over items, weight), got {type(result).__name__}")
+        if not isinstance(result[0], Tensor) or result[0].ndim:
+            raise ValueError("batch_loss must return a scalar tensor as the sum over items")
+        return result
+
+    return call
+
+
+# --------------------------------------------------------------------------------------------------- modes
+
+
+@contextlib.contextmanager
+def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -> Iterator[None]:
+    """Mode set, kernels differentiable twice, hooks of backward passes away; all of it and the generators put back."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(isolated_rng(device=device))
+        stack.enter_context(_mode(model, mode, dropout))
+        stack.enter_context(_no_backward_hooks(model))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_no_fused_layers(model, device))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())  # each product switches on what it needs
+        stack.enter_context(_no_checkpointing())
+        yield
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, mode: Mode, dropout: bool) -> Iterator[None]:
+    """Evaluation mode, save for BatchNorm by batch statistics and dropout where they are asked for."""
+    modules = list(model.modules())
+    training = [m.training for m in modules]
+    norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)] if mode == "train" else []
+    tracking = [m.track_running_stats for m in norms]
+    try:
+        for m in modules:
+            m.training = dropout and isinstance(m, _DROPS)
+        for norm in norms:  # without tracking the buffers are neither read nor written
+            norm.training, norm.track_running_stats = True, False
+        yield
+    finally:
+        for m, was in zip(modules, training, strict=True):
+            m.training = was
+        for norm, was in zip(norms, tracking, strict=True):
+            norm.track_running_stats = was
+
+
+@contextlib.contextmanager
+def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
+    """Hooks on backward passes belong to training: they could change a product, and torch.func cannot run them."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks")
+    held = [(m, kind, getattr(m, kind)) for m in model.modules() for kind in kinds if getattr(m, kind, None)]
+    try:
+        for m, kind, _ in held:
+            setattr(m, kind, OrderedDict())
+        yield
+    finally:
+        for m, kind, hooks in held:
+            setattr(m, kind, hooks)
+
+
+@contextlib.contextmanager
+def _no_checkpointing() -> Iterator[None]:
+    """What is recomputed in a backward pass would see the model's own weights, not those it was called with."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING):
+            yield
+    except RuntimeError as error:
+        if _CHECKPOINTING not in str(error):
+            raise
+        raise UnsupportedError(_CHECKPOINTING) from error
+
+
+_CHECKPOINTING = (
+    "the model uses activation checkpointing or other hooks on saved tensors, which would recompute with the wrong "
+    "weights inside a product; switch it off (it is of no use in evaluation mode)"
+)
+
+
+@contextlib.contextmanager
+def _no_fused_layers(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Fused transformer and recurrent kernels off: they have no second derivative."""
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    no_cudnn = recurrent and device.type == "cuda"
+    with torch.backends.cudnn.flags(enabled=False) if no_cudnn else contextlib.nullcontext():
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            if recurrent:  # not by mkldnn.flags, which sets the precision of Intel's GPUs too, and warns of it
+                torch._C._set_mkldnn_enabled(False)
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            torch._C._set_mkldnn_enabled(onednn)
+
+
+class AttentionWatch(TorchFunctionMode):
+    """Notices a call of scaled_dot_product_attention."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.seen = True
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,1 @@
+"""The papers' experiments, each with what it measured."""

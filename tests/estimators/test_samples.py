@@ -1,0 +1,428 @@
+"""Per-sample traces against dense Hessians, one sample at a time."""
+
+import gzip
+import math
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sample_truth import (
+    CE,
+    CURVED,
+    Outside,
+    Residual,
+    Rows,
+    Stubborn,
+    TimeFirst,
+    Tokens,
+    Twice,
+    data,
+    labels,
+    mlp,
+    randomised,
+    seeded,
+    true_hessians,
+    true_traces,
+)  # fmt: skip
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ritz.errors import NonFiniteError, UnsupportedError
+from ritz.estimators import samples as module_under_test
+from ritz.estimators.samples import exact_trace, sample_traces
+from ritz.losses import CrossEntropy
+from ritz.operators import GGN, Hessian
+from ritz.plan import Plan
+from ritz.results import load
+from ritz.risk import Risk
+
+torch.set_default_dtype(torch.float64)
+
+PLAIN = {
+    "MLP": (mlp(4, 5, 3), data(7, 4)),
+    "MLP without biases": (nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), data(7, 4)),
+    "conv and max-pool": (
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 3, 2), nn.ReLU(inplace=True),
+            nn.Flatten(), nn.Linear(3, 3),
+        ),
+        data(6, 1, 4, 4),
+    ),
+    "residual with BatchNorm": (Residual(), data(5, 2, 3, 3)),
+    "grouped, dilated, strided": (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=2, groups=2), nn.ReLU(), nn.Conv2d(4, 4, 2, dilation=2, groups=4),
+            nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+        ),
+        data(5, 2, 6, 6),
+    ),
+    "one sample": (mlp(4, 5, 3), data(1, 4)),
+    "parameters outside of layers": (Outside(), data(7, 4)),
+    "a layer called twice": (Twice(), data(7, 4)),
+    "time before samples": (TimeFirst(), data(7, 4)),
+    "as many steps as samples": (TimeFirst(steps=3), data(3, 6)),
+    "tokens as rows": (Rows(), data(7, 4)),
+    "not to be vectorised": (Stubborn(), data(5, 4)),
+    "layers without a rule": (
+        nn.Sequential(nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)),
+        data(6, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_exact_traces_are_those_of_dense_hessians(name):
+    model, X = PLAIN[name]
+    y = labels(len(X))
+    found = sample_traces(Risk(randomised(model), CE, (X, y), batch_size=3), method="exact")
+    assert found.exact
+    assert found.value.shape == (len(X),)
+    assert found.value.dtype == torch.float64
+    assert not found.stderr.any()
+    wanted = true_traces(model, CE, X, y)
+    assert wanted.abs().min() > 1e-6
+    torch.testing.assert_close(found.value, wanted, rtol=1e-9, atol=1e-12)
+
+
+LOSSES = {
+    "class weights": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 1.0])), labels(6)),
+    "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.3), labels(6)),
+    "both": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 1.0]), label_smoothing=0.3), labels(6)),
+    "soft targets": (CE, data(6, 3).softmax(-1)),
+    "squared error": (nn.MSELoss(), data(6, 3)),
+    "binary cross-entropy": (nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)), (data(6, 3) > 0).double()),
+    "a convex callable": (lambda out, y: (out - y).pow(4).sum(-1).mean(), data(6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_has_exact_traces(name):
+    loss, y = LOSSES[name]
+    model, X = randomised(mlp(4, 5, 3)), data(6, 4)
+    risk = Risk(model, loss, (X, y), batch_size=4)
+    found = sample_traces(risk)
+    assert found.exact
+    torch.testing.assert_close(found.value, true_traces(model, loss, X, y), rtol=1e-9, atol=1e-12)
+
+
+def test_one_class_has_no_curvature():
+    risk = Risk(randomised(mlp(4, 5, 1)), CE, (data(3, 4), torch.zeros(3, dtype=torch.long)))
+    assert sample_traces(risk).value.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 1.0])])
+@pytest.mark.parametrize("method", ["exact", "probes"])
+def test_a_sample_of_tokens_is_the_mean_over_those_that_are_not_masked(method, weight):
+    model, X, y = randomised(Tokens()), torch.randint(0, 5, (4, 5), generator=seeded(3)), labels(4, 5)
+    y[0, 2:], y[1, 0] = -100, -100
+    loss = CrossEntropy(weight, class_dim=-1)
+    found = sample_traces(Risk(model, loss, (X, y), batch_size=3), method=method, num_probes=400)
+
+    def mean(out, target):
+        return F.cross_entropy(out.flatten(0, 1), target.flatten(), weight)
+
+    wanted = true_traces(model, mean, X, y)
+    if method == "exact":
+        torch.testing.assert_close(found.value, wanted, rtol=1e-9, atol=1e-12)
+    else:
+        assert ((found.value - wanted).abs() < 4.5 * found.stderr).all()
+
+
+@pytest.mark.parametrize("method", ["exact", "probes"])
+def test_a_sample_without_weight_has_trace_zero_and_this_is_said(method):
+    model, X, y = randomised(Tokens()), torch.randint(0, 5, (3, 4), generator=seeded(3)), labels(3, 4)
+    y[1] = -100
+    found = sample_traces(Risk(model, CrossEntropy(class_dim=-1), (X, y)), method=method)
+    assert found.value[1] == 0
+    assert found.value[0] > 0
+    assert "1 samples have weight 0 and get trace 0" in found.convention
+
+
+@pytest.mark.parametrize("loss", [CE, nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 1.0]))])
+def test_the_weighted_mean_is_the_trace_of_the_hessian(loss):
+    X, y = data(7, 4), labels(7)
+    risk = Risk(randomised(mlp(4, 5, 3)), loss, (X, y), batch_size=3)
+    weight = torch.ones(7) if loss.weight is None else loss.weight[y]
+    mean = (weight * sample_traces(risk).value).sum() / weight.sum()
+    torch.testing.assert_close(mean, Hessian(risk).dense().trace(), rtol=1e-9, atol=0)
+
+
+def test_frozen_and_tied_parameters():
+    model, X, y = randomised(mlp(4, 4, 4, 3)), data(5, 4), labels(5)
+    model[2].weight = model[0].weight
+    with pytest.raises(UnsupportedError, match=r"both depend on 0\.weight"):
+        sample_traces(Risk(model, CE, (X, y)), method="exact")
+    ggn = exact_trace(GGN(Risk(model, CE, (X, y), batch_size=2)))
+    assert ggn[0] == pytest.approx(float(GGN(Risk(model, CE, (X, y))).dense().trace()), rel=1e-9)
+    model[0].weight.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    found = sample_traces(Risk(model, CE, (X, y)), method="exact")
+    torch.testing.assert_close(found.value, true_traces(model, CE, X, y), rtol=1e-9, atol=1e-12)
+
+
+def test_the_order_is_that_of_the_data_for_any_batches():
+    X, y = data(9, 4), labels(9)
+    model = randomised(mlp(4, 5, 3))
+    whole = sample_traces(Risk(model, CE, (X, y)))
+    ragged = [(X[:4], y[:4]), (X[4:5], y[4:5]), (X[5:], y[5:])]
+    loader = DataLoader(TensorDataset(X, y), batch_size=4)
+    for parts in (Risk(model, CE, ragged), Risk(model, CE, loader), Risk(model, CE, (X, y), plan=Plan(micro_batch=2))):
+        torch.testing.assert_close(sample_traces(parts).value, whole.value)
+
+
+def test_the_layer_rules_are_used_where_they_apply_and_only_there():
+    for name, by_layer in {"conv and max-pool": True, "tokens as rows": True, "residual with BatchNorm": True,
+                           "a layer called twice": False, "time before samples": False,
+                           "as many steps as samples": False, "layers without a rule": False}.items():  # fmt: skip
+        model, X = PLAIN[name]
+        risk = Risk(randomised(model), CE, (X, labels(len(X))), batch_size=3)
+        squares = module_under_test.SquaredGradients(risk)
+        with risk.session():
+            batch = next(iter(risk.batches))
+            roots = partial(risk.output_loss.roots, batch=batch.data, chunk=8)
+            squares(risk.params(), batch, roots)
+        assert squares.by_layer == by_layer, name
+
+
+def test_dropout_masks_are_part_of_the_function():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3), nn.PReLU(), nn.Linear(3, 3))
+    risk = Risk(randomised(model), CE, (data(4, 4), labels(4)), dropout=True)
+    found = sample_traces(risk)
+    assert found.exact
+    assert float(found.value.mean()) == pytest.approx(float(Hessian(risk).dense().trace()), rel=1e-9)
+    by_probes = sample_traces(risk, method="probes", num_probes=300)
+    assert ((by_probes.value - found.value).abs() < 4.5 * by_probes.stderr).all()
+
+
+# ------------------------------------------------------------------------------------------------ probes
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_probes_are_right_within_their_errors(name):
+    model, X, y = randomised(CURVED[name]), data(6, 4), labels(6)
+    found = sample_traces(Risk(model, CE, (X, y), batch_size=4), num_probes=200, seed=1)
+    assert not found.exact
+    assert found.stderr.shape == (6,)
+    assert found.samples.shape == (200, 6)
+    apart = (found.value - true_traces(model, CE, X, y)).abs()
+    assert (apart < 4 * found.stderr).all()
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_every_single_probe_is_a_quadratic_form_of_the_sample_hessian(name):
+    model, X, y = randomised(CURVED[name]), data(3, 4), labels(3)
+    risk = Risk(model, CE, (X, y))
+    found = sample_traces(risk, method="probes", num_probes=3, seed=7)
+    hessians = true_hessians(model, CE, X, y)
+    for k, v in enumerate(risk.space.probes(range(3), 7, dtype=torch.float64)):
+        torch.testing.assert_close(found.samples[k], torch.stack([v @ H @ v for H in hessians]), rtol=1e-8, atol=1e-8)
+
+
+def test_forward_mode_is_left_where_it_disagrees_with_reverse_mode(monkeypatch):
+    risk = Risk(randomised(CURVED["tanh"]), CE, (data(5, 4), labels(5)))
+    right = sample_traces(risk, num_probes=4)
+    assert "forward route" in right.convention
+    products = module_under_test._SampleProducts
+    forward = products._forward
+    monkeypatch.setattr(products, "_forward", lambda *args: 1.01 * forward(*args))
+    slow = sample_traces(risk, num_probes=4)
+    assert "reverse route" in slow.convention
+    torch.testing.assert_close(slow.samples, right.samples)
+
+
+def test_an_operation_without_forward_mode_is_taken_in_reverse():
+    class Distances(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centres = nn.Parameter(data(3, 4, seed=9))
+
+        def forward(self, x):
+            return -CubedWithoutTangent.apply(x @ self.centres.T)
+
+    model, X, y = Distances(), data(4, 4), labels(4)
+    found = sample_traces(Risk(model, CE, (X, y)), num_probes=300)
+    assert "reverse route" in found.convention
+    assert ((found.value - true_traces(model, CE, X, y)).abs() < 4.5 * found.stderr).all()
+
+
+class CubedWithoutTangent(torch.autograd.Function):
+    """x^3 with a backward pass only."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+
+@pytest.mark.parametrize("num_probes", [8, 30])
+def test_intervals_cover_the_dense_value_as_often_as_they_say(num_probes):
+    model, X, y = randomised(mlp(4, 6, 3, activation=nn.Tanh)), data(10, 4), labels(10)
+    risk, wanted = Risk(model, CE, (X, y), plan=Plan(chunk=32)), true_traces(model, CE, X, y)
+    hits = []
+    for seed in range(100):
+        low, high = sample_traces(risk, method="probes", num_probes=num_probes, seed=seed).interval(0.95)
+        hits.append(((low <= wanted) & (wanted <= high)).double())
+    assert 0.91 <= float(torch.stack(hits).mean()) <= 0.99
+
+
+def test_probes_are_the_same_for_any_batches_and_belong_to_the_seed():
+    X, y = data(9, 4), labels(9)
+    model = randomised(mlp(4, 5, 3, activation=nn.Tanh))
+    whole = sample_traces(Risk(model, CE, (X, y)), num_probes=10, seed=3)
+    cut = sample_traces(Risk(model, CE, (X, y), batch_size=4, plan=Plan(chunk=3)), num_probes=10, seed=3)
+    torch.testing.assert_close(cut.value, whole.value)
+    other = sample_traces(Risk(model, CE, (X, y)), num_probes=10, seed=4)
+    assert not torch.allclose(other.value, whole.value, rtol=1e-3)
+
+
+def test_one_probe_has_no_error_bar():
+    found = sample_traces(Risk(randomised(mlp(4, 5, 3)), CE, (data(3, 4), labels(3))), method="probes", num_probes=1)
+    assert found.stderr.isnan().all()
+
+
+def test_auto_compares_the_cost():
+    model, X = randomised(mlp(4, 5, 9)), data(3, 4)
+    risk = Risk(model, CE, (X, labels(3)))
+    assert sample_traces(risk, num_probes=3).exact  # 9 backward passes against 3 probes
+    assert not sample_traces(risk, num_probes=2).exact
+    assert sample_traces(risk, num_probes=2, method="exact").products == 9
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_has_no_sample_traces_is_refused():
+    X, y = data(6, 4), labels(6)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(UnsupportedError, match="BatchNorm in train mode couples"):
+        sample_traces(Risk(model, CE, (X, y), mode="train"))
+    with pytest.raises(UnsupportedError, match="batch_loss="):
+        sample_traces(Risk(model, data=[(X, y)], batch_loss=lambda m, b: (m(b[0]).sum(), 6)))
+    loader = DataLoader(TensorDataset(X, y), batch_size=2, shuffle=True)
+    with pytest.raises(UnsupportedError, match=r"data=list\(loader\)"):
+        sample_traces(Risk(model, CE, loader))
+    assert sample_traces(Risk(model, CE, list(loader))).exact
+    with pytest.raises(UnsupportedError, match="aten::tanh is not piecewise linear"):
+        sample_traces(Risk(CURVED["tanh"], CE, (X, y)), method="exact")
+    flat = Risk(Tokens(), CE, (torch.zeros(2, 3, dtype=torch.long), labels(2, 3)),
+                forward=lambda m, b: m(b[0]).flatten(0, 1), target=lambda b: b[1].flatten())  # fmt: skip
+    for method in ("auto", "exact", "probes"):
+        with pytest.raises(UnsupportedError, match=r"outputs \(\d, 3\) for \d samples"):
+            sample_traces(flat, method=method)
+
+
+def test_bad_arguments_are_refused():
+    risk = Risk(mlp(4, 3), CE, (data(3, 4), labels(3)))
+    with pytest.raises(ValueError, match="method must be one of auto, exact, probes, got 'dense'"):
+        sample_traces(risk, method="dense")
+    with pytest.raises(ValueError, match="num_probes must be at least 1, got 0"):
+        sample_traces(risk, num_probes=0)
+
+
+def test_a_loss_that_is_not_convex_is_left_to_probes():
+    X, y = data(4, 4), data(4, 3)
+    model = randomised(mlp(4, 5, 3))
+    risk = Risk(model, lambda out, y: (out - y).sin().sum(-1).mean(), (X, y))
+    found = sample_traces(risk)
+    assert not found.exact
+    with pytest.raises(UnsupportedError, match="not convex"):
+        sample_traces(risk, method="exact")
+
+
+def test_a_trace_that_is_not_finite_is_said():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x):
+            return (x @ self.w).abs().sqrt()
+
+    with pytest.raises(NonFiniteError, match="trace of sample 0 is not finite"):
+        sample_traces(Risk(Root(), CE, (data(3, 2), labels(3))))
+
+
+def test_the_model_is_as_before_also_when_the_call_fails():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.left = nn.Linear(4, 3), 10**6
+
+        def forward(self, x):
+            self.left -= 1
+            out = self.layer(x)
+            if not self.left:
+                raise RuntimeError("half-way")
+            return out
+
+    for method in ("exact", "probes"):
+        model = Fails().train()
+        rng = torch.get_rng_state()
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        risk = Risk(model, CE, (data(12, 4), labels(12)), batch_size=1)
+        risk.check()
+        model.left = 9  # in the middle of the walk over the data
+        with pytest.raises(RuntimeError, match="half-way"):
+            sample_traces(risk, method=method)
+        assert model.training
+        assert not any(module._forward_hooks for module in model.modules())
+        assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
+        assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_progress_and_storage(tmp_path):
+    seen = []
+    risk = Risk(randomised(mlp(4, 5, 3)), CE, (data(6, 4), labels(6)), batch_size=2)
+    found = sample_traces(risk, method="probes", num_probes=3, progress=lambda done, of: seen.append(done))
+    assert seen == [1, 2, 3]
+    assert load(found.save(tmp_path / "traces")) == found
+
+
+def test_single_precision_is_right_to_its_digits():
+    X, y = data(20, 1, 8, 8), labels(20)
+    model = randomised(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)))
+    wanted = sample_traces(Risk(model, CE, (X, y)))
+    found = sample_traces(Risk(model, CE, (X, y), dtype=torch.float32))
+    assert found.value.dtype == torch.float64
+    assert "float32" in found.convention
+    torch.testing.assert_close(found.value, wanted.value, rtol=1e-4, atol=1e-6)
+    assert math.isfinite(float(found.value.sum()))
+
+
+def mnist(root, kind, skip):
+    return np.frombuffer(gzip.open(root / "MNIST" / "raw" / f"train-{kind}-ubyte.gz").read(), np.uint8)[skip:].copy()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_all_of_mnist_through_lenet_takes_less_than_90_seconds(data_root):
+    X = torch.from_numpy(mnist(data_root, "images-idx3", 16)).reshape(-1, 1, 28, 28).float() / 255
+    y = torch.from_numpy(mnist(data_root, "labels-idx1", 8)).long()
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+    risk = Risk(randomised(model), CE, (X, y), dtype=torch.float32)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        start = time.perf_counter()
+        found = sample_traces(risk)
+        seconds = time.perf_counter() - start
+    finally:
+        torch.set_num_threads(threads)
+    assert found.value.shape == (60_000,)
+    assert found.exact
+    assert seconds < 90

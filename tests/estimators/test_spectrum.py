@@ -1,0 +1,288 @@
+"""One run, many answers: against dense truth on matrices and on networks."""
+
+import math
+
+import pytest
+import torch
+from matrices import DIM, FLAT, OUTLIERS, POSITIVE, operator, rotated
+from torch import nn
+
+import ritz
+from ritz.errors import NonFiniteError
+from ritz.operators import DenseOperator
+from ritz.results import ChiSquare, StudentT
+
+MODES = ("locked", "full", "none")
+
+
+def small_risk(**options: object) -> ritz.Risk:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    X, y = torch.randn(50, 6), torch.randint(3, (50,))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=16, **options)
+
+
+# ------------------------------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_full_depth_gives_the_whole_spectrum_of_each_probe(mode):
+    """Then the only error left is the sampling error of the weights: extremes and mass bounds are exact."""
+    values = torch.linspace(-1, 3, 20)
+    A = rotated(torch.cat([values, torch.zeros(DIM - 20)]))  # 21 distinct eigenvalues
+    s = ritz.spectrum(A, 40, 4, reorthogonalize=mode)
+    assert float(s.lambda_max.value) == pytest.approx(3.0, abs=1e-8)
+    assert float(s.lambda_min.value) == pytest.approx(-1.0, abs=1e-8)
+
+
+def test_a_small_matrix_is_known_completely():
+    values = torch.tensor([4.0, 1.0, 0.5, -2.0])
+    s = ritz.spectrum(rotated(values))
+    assert s.trace.exact
+    assert s.trace.stderr == 0
+    assert float(s.trace.value) == pytest.approx(3.5)
+    assert float(s.moment(3).value) == pytest.approx(float(values.pow(3).sum()))
+    assert float(s.frobenius_norm.value) == pytest.approx(float(values.norm()))
+    assert float(s.spectral_norm.value) == pytest.approx(4.0)
+    assert float(s.negative_trace.value) == pytest.approx(-2.0)
+    assert float(s.mass(below=0.6).value) == 0.5
+    assert float(s.logdet(shift=3.0).value) == pytest.approx(float((values + 3).log().sum()))
+    assert s.products == 4
+    low, high = s.trace.interval()
+    assert low == high == s.trace.value
+
+
+def test_locking_is_an_identity_for_trace_and_frobenius_norm():
+    """However good the pairs are: the mean over many seeds is the truth."""
+    A = operator("outliers")
+    runs = [ritz.spectrum(A, 2, 8, seed=seed) for seed in range(40)]
+    for truth, pick in ((OUTLIERS.sum(), lambda s: s.trace), (OUTLIERS.square().sum(), lambda s: s.moment(2))):
+        values = torch.tensor([float(pick(s).value) for s in runs])
+        assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(len(values))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_moments_of_the_nodes_are_the_moments_of_the_estimates(mode):
+    s = ritz.spectrum(operator("flat"), 10, 4, reorthogonalize=mode)
+    assert float(s.weights.sum()) == pytest.approx(1.0)
+    assert DIM * float((s.weights * s.nodes).sum()) == pytest.approx(float(s.trace.value))
+    assert bool((s.nodes.diff() >= 0).all())
+
+
+def test_probe_samples_are_quadratic_forms():
+    """Without a head, the k-th moment of probe v is P v'A^k v, exactly, for k <= 2m - 1; not for 2m."""
+    A = operator("flat")
+    dense, m = A.dense(), 4
+    s = ritz.spectrum(A, m, 3, seed=5, reorthogonalize="full")
+    v = A.probes(range(3), 5, "normal")
+    v = v / v.norm(dim=1, keepdim=True)
+    for k in range(1, 2 * m):
+        truth = DIM * (v * (v @ torch.linalg.matrix_power(dense, k))).sum(1)
+        torch.testing.assert_close(s.moment(k).samples, truth, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="4 steps give moments up to 7, got k=8"):
+        s.moment(8)
+
+
+# ---------------------------------------------------------------------------------------- other quantities
+
+
+def test_negative_trace_lies_in_its_interval():
+    truth = float(OUTLIERS.clamp(max=0).sum())
+    for seed in range(20):
+        e = ritz.spectrum(operator("outliers"), 30, 8, seed=seed).negative_trace
+        low, high = e.interval()
+        assert low <= truth <= high <= 0
+
+
+def test_density_integrates_to_one_and_is_positive():
+    s = ritz.spectrum(operator("outliers"), 40, 8)
+    grid = torch.linspace(-20, 70, 4000)
+    curve = s.density(grid, width=2.0)
+    assert float(curve.value.sum() * (grid[1] - grid[0])) == pytest.approx(1.0, abs=1e-6)
+    low, high = curve.interval()
+    assert bool((low >= 0).all() and (low <= curve.value + 1e-15).all() and (curve.value <= high + 1e-15).all())
+
+
+def test_a_width_finer_than_the_steps_resolve_is_refused():
+    with pytest.raises(ValueError, match="finer than 10 steps resolve"):
+        ritz.spectrum(operator("flat"), 10, 2).density(width=1e-3)
+
+
+def test_the_log_determinant_of_an_indefinite_matrix_needs_a_shift_that_covers_it():
+    s = ritz.spectrum(operator("outliers"), 40, 8)
+    with pytest.raises(ValueError, match=r"the matrix is indefinite, eigenvalues reach down to -3"):
+        s.logdet(shift=1.0)
+    with pytest.raises(ValueError, match="shift must be positive"):
+        s.logdet(shift=0.0)
+
+
+def test_a_shift_below_the_round_off_of_the_products_is_refused():
+    A = DenseOperator(operator("positive").dense().float())
+    A.positive = True
+    with pytest.raises(ValueError, match="drowns in the round-off"):
+        ritz.spectrum(A, 20, 4).logdet(shift=1e-9)
+
+
+def test_the_spectral_norm_is_the_larger_end_in_size():
+    A = rotated(torch.cat([torch.tensor([-9.0, 4.0]), 0.1 * FLAT[2:]]))
+    s = ritz.spectrum(A, 30, 4)
+    assert float(s.spectral_norm.value) == pytest.approx(9.0, rel=1e-6)
+    assert float(s.lambda_max.value) == pytest.approx(4.0, rel=1e-6)
+    low, high = s.spectral_norm.interval()
+    assert low <= 9.0 + 1e-9 <= high + 1e-6
+
+
+def test_block_traces_add_up_and_agree_with_the_dense_blocks():
+    risk = small_risk()
+    H = ritz.Hessian(risk)
+    dense = H.dense()
+    s = ritz.spectrum(H, 20, 64)
+    parts = s.trace.parts
+    assert list(parts) == list(risk.space.names)
+    assert sum(float(p.value) for p in parts.values()) == pytest.approx(float(s.trace.value))
+    for name, place in risk.space.slices.items():
+        truth = float(dense[place, place].trace())
+        assert abs(float(parts[name].value) - truth) <= 4.5 * float(parts[name].stderr) + 1e-9
+
+
+# ------------------------------------------------------------------------------------- how the run is made
+
+
+def test_a_budget_of_products_is_kept():
+    A = operator("flat")
+    for budget in (50, 200, 800, 2000):
+        s = ritz.spectrum(A, products=budget)
+        assert s.products <= budget
+        assert s.products >= 0.8 * min(budget, 96 + 8 * DIM)
+
+
+def test_a_tolerance_adds_probes_until_the_intervals_are_within_it():
+    A = operator("positive")
+    loose, tight = (ritz.spectrum(A, 10, 8, tol=tol) for tol in (0.5, 0.004))
+    assert tight.num_probes > loose.num_probes == 8
+    for e in (tight.trace, tight.moment(2)):
+        low, high = e.interval()
+        assert (high - low) / 2 <= 0.004 * abs(float(e.value))
+    assert tight.stop == "intervals within 0.004"
+
+
+def test_a_tolerance_that_is_out_of_reach_says_so():
+    s = ritz.spectrum(operator("flat"), 2, 2, tol=1e-9)
+    assert "not within 1e-09" in s.stop
+    capped = ritz.spectrum(operator("flat"), 5, 4, tol=1e-9, products=200)
+    assert capped.stop.startswith("200 products spent")
+    assert capped.products <= 200
+
+
+def test_the_same_seed_gives_the_same_spectrum_and_another_another():
+    A = operator("flat")
+    first, again, other = (ritz.spectrum(A, 10, 4, seed=seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_probes_are_common_to_two_matrices():
+    """So that the difference of two traces is known better than either."""
+    A, B = operator("flat"), rotated(FLAT + 0.01)
+    a, b = (ritz.spectrum(M, 5, 8, reorthogonalize="none").trace for M in (A, B))
+    assert float((b.samples - a.samples).std()) < 1e-6 * float(a.samples.std())
+
+
+def test_the_rule_of_the_interval_fits_the_run():
+    assert isinstance(ritz.spectrum(operator("outliers"), 5, 4).trace.rule, StudentT)
+    assert isinstance(ritz.spectrum(operator("positive"), 5, 4, reorthogonalize="none").trace.rule, ChiSquare)
+
+
+def test_progress_counts_products_up_to_what_is_expected():
+    seen: list[tuple[int, int]] = []
+    s = ritz.spectrum(operator("flat"), 10, 4, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == s.products
+    assert all(done <= total for done, total in seen)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.zeros(DIM), torch.ones(DIM), torch.cat([torch.tensor([5.0]), torch.zeros(DIM - 1)]), -POSITIVE],
+    ids=["zero", "identity", "rank one", "negative"],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_degenerate_matrices_are_no_trouble(values, mode):
+    s = ritz.spectrum(rotated(values), 10, 8, reorthogonalize=mode)
+    for e, truth in (
+        (s.lambda_max, values.max()),
+        (s.lambda_min, values.min()),
+        (s.trace, values.sum()),
+        (s.moment(2), values.square().sum()),
+    ):
+        low, high = e.interval(0.999)
+        scale = 1e-9 + 1e-6 * float(values.abs().max()) * DIM
+        assert low - scale <= float(truth) <= high + scale, e.name
+    assert math.isfinite(float(s.frobenius_norm.value))
+    assert bool(s.density().value.isfinite().all())
+
+
+def test_save_and_load_give_an_equal_spectrum(tmp_path):
+    for s in (ritz.spectrum(operator("outliers"), 10, 4), ritz.spectrum(rotated(torch.ones(5)))):
+        loaded = ritz.load(s.save(tmp_path / "s"))
+        assert loaded == s
+        assert loaded.trace == s.trace
+        assert loaded.lambda_max == s.lambda_max
+
+
+def test_a_spectrum_of_a_network_agrees_with_its_dense_hessian():
+    risk = small_risk()
+    H = ritz.Hessian(risk)
+    values = torch.linalg.eigvalsh(H.dense())
+    s = ritz.spectrum(H, 40, 16)
+    for e, truth in (
+        (s.trace, values.sum()),
+        (s.moment(2), values.square().sum()),
+        (s.lambda_max, values[-1]),
+        (s.lambda_min, values[0]),
+        (s.negative_trace, values.clamp(max=0).sum()),
+        (s.mass(below=0.0), (values <= 0).double().mean()),
+    ):
+        low, high = e.interval(0.999)
+        assert low - 1e-9 <= float(truth) <= high + 1e-9, e.name
+    assert "Hessian" in s.trace.convention
+    assert "50 samples" in s.trace.convention
+
+
+def test_a_plot_is_drawn_on_given_or_new_axes():
+    s = ritz.spectrum(operator("outliers"), 20, 4)
+    ax = s.plot()
+    assert s.plot(ax) is ax
+    assert len(ax.lines) == 4
+    assert ax.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 0}, "num_steps and num_probes must be at least 1"),
+        ({"num_probes": 0}, "num_steps and num_probes must be at least 1"),
+        ({"products": 1}, "products must be at least 8"),
+        ({"tol": 0.0}, "tol must be positive"),
+        ({"reorthogonalize": "some"}, "reorthogonalize must be"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ritz.spectrum(operator("flat"), **options)
+
+
+def test_a_product_that_is_not_finite_names_the_batch():
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(120))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.w.abs().sqrt().sum() * x).sum(1, keepdim=True)
+
+    X = torch.zeros(4, 1)
+    X[3] = 1.0  # the square root at zero has an infinite slope, and only the last batch sees it
+    risk = ritz.Risk(Root(), nn.MSELoss(), (X, torch.zeros(4, 1)), batch_size=2)
+    with pytest.raises(NonFiniteError, match=r"batch [01] is not finite"):
+        ritz.spectrum(ritz.Hessian(risk, route="reverse"), 5, 2)

@@ -1,0 +1,104 @@
+"""Exact traces of operators, and of each parameter's block, against dense matrices."""
+
+import pytest
+import torch
+from sample_truth import CE, CURVED, Residual, Tokens, Twice, data, labels, mlp, randomised, seeded
+from torch import nn
+
+from ritz.errors import UnsupportedError
+from ritz.estimators.samples import exact_cost, exact_trace
+from ritz.losses import CrossEntropy
+from ritz.operators import GGN, BatchNoise, DenseOperator, EmpiricalFisher, Fisher, GradientCovariance, Hessian
+from ritz.risk import Risk
+
+torch.set_default_dtype(torch.float64)
+
+
+def token_risk(**keywords) -> Risk:
+    X, y = torch.randint(0, 5, (5, 4), generator=seeded(3)), labels(5, 4)
+    y[0, 2:], y[3, 0] = -100, -100
+    loss = CrossEntropy(torch.tensor([0.5, 2.0, 1.0]), label_smoothing=0.2, class_dim=-1)
+    # without the padding token, whose row is moved by a tangent and not by a gradient
+    model = Tokens()
+    model.table.padding_idx = None
+    return Risk(randomised(model), loss, (X, y), batch_size=3, **keywords)
+
+
+RISKS = {
+    "MLP": lambda: Risk(randomised(mlp(4, 5, 3)), CE, (data(7, 4), labels(7)), batch_size=3),
+    "class weights": lambda: Risk(
+        randomised(mlp(4, 5, 3)), nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 1.0])), (data(7, 4), labels(7)),
+        batch_size=3,
+    ),
+    "squared error": lambda: Risk(randomised(mlp(4, 5, 3)), nn.MSELoss(), (data(7, 4), data(7, 3)), batch_size=3),
+    "convnet": lambda: Risk(randomised(Residual()), CE, (data(5, 2, 3, 3), labels(5)), batch_size=2),
+    "masked tokens": token_risk,
+    "one block": lambda: Risk(randomised(Residual()), CE, (data(5, 2, 3, 3), labels(5)), params=["conv1.*", "norm2.*"]),
+    "without rules": lambda: Risk(randomised(Twice()), CE, (data(7, 4), labels(7)), batch_size=3),
+}  # fmt: skip
+MATRICES = {
+    "Hessian": Hessian,
+    "GGN": GGN,
+    "empirical Fisher": EmpiricalFisher,
+    "Fisher": lambda risk: Fisher(risk, num_samples=3, seed=5),
+    "gradient covariance": GradientCovariance,
+}
+
+
+def check_parts(operator):
+    diagonal = operator.dense().diagonal()
+    value, parts = exact_trace(operator)
+    assert value == pytest.approx(float(diagonal.sum()), rel=1e-9, abs=1e-12)
+    wanted = {name: float(diagonal[where].sum()) for name, where in operator.space.slices.items()}
+    assert parts == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("name", RISKS)
+def test_exact_traces_and_their_parts_are_those_of_the_dense_matrix(name, matrix):
+    check_parts(MATRICES[matrix](RISKS[name]()))
+
+
+def test_the_fishers_of_binary_and_squared_losses_too():
+    binary = Risk(randomised(mlp(4, 5, 3)), nn.BCEWithLogitsLoss(), (data(6, 4), (data(6, 3) > 0).double()))
+    cubic = Risk(randomised(mlp(4, 5, 3)), lambda out, y: (out - y).abs().pow(3).mean(), (data(6, 4), data(6, 3)))
+    for operator in (Fisher(binary), EmpiricalFisher(binary), EmpiricalFisher(cubic), GGN(cubic), Hessian(cubic)):
+        check_parts(operator)
+
+
+def test_sums_multiples_shifts_blocks_and_noise_have_exact_traces():
+    risk = RISKS["MLP"]()
+    H, G = Hessian(risk), GGN(risk)
+    for operator in (2 * H - 0.5, H + 3 * G, (H + G).block("0.*"), H.block("2.*"), BatchNoise(H, 1)):
+        check_parts(operator)
+
+
+def test_curved_networks_have_an_exact_ggn_and_no_exact_hessian():
+    for model in CURVED.values():
+        risk = Risk(randomised(model), CE, (data(6, 4), labels(6)), batch_size=4)
+        assert exact_trace(GGN(risk))[0] == pytest.approx(float(GGN(risk).dense().trace()), rel=1e-8)
+        with pytest.raises(UnsupportedError, match="the Hessian of this network has no exact trace: aten::"):
+            exact_trace(Hessian(risk))
+        assert exact_cost(Hessian(risk)) is None
+
+
+def test_the_cost_is_the_number_of_backward_passes():
+    risk = RISKS["MLP"]()
+    assert exact_cost(Hessian(risk)) == exact_cost(GGN(risk)) == 3
+    assert exact_cost(EmpiricalFisher(risk)) == 1
+    assert exact_cost(GradientCovariance(risk)) == 2
+    assert exact_cost(Fisher(risk, num_samples=4)) == 4
+    assert exact_cost(2 * Hessian(risk) + GGN(risk) + 0.1) == 6
+    assert exact_cost(GGN(token_risk())) == 12
+    assert exact_cost(EmpiricalFisher(token_risk())) == 4
+
+
+def test_matrices_without_an_exact_form_are_refused():
+    assert exact_cost(DenseOperator(torch.eye(2))) is None
+    with pytest.raises(UnsupportedError, match="no exact trace is known for DenseOperator"):
+        exact_trace(DenseOperator(torch.eye(2)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    train = Risk(model, CE, (data(6, 4), labels(6)), mode="train")
+    assert exact_cost(GGN(train)) is None
+    with pytest.raises(UnsupportedError, match="BatchNorm in train mode"):
+        exact_trace(GGN(train))

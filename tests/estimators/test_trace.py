@@ -1,0 +1,180 @@
+"""Trace, Frobenius norm, diagonal and log-determinant, each by itself."""
+
+import pytest
+import torch
+from matrices import DIM, FLAT, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
+from torch import nn
+
+import ritz
+from ritz.errors import UnsupportedError
+from ritz.operators import DenseOperator
+
+SAMPLED = ("hutchinson", "hutch++", "xtrace")
+
+
+def risk_of(activation: nn.Module, seed: int = 0) -> ritz.Risk:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 12), activation, nn.Linear(12, 8), activation, nn.Linear(8, 3))
+    X, y = torch.randn(50, 6), torch.randint(3, (50,))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=16)
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+@pytest.mark.parametrize("name", SPECTRA)
+def test_each_method_is_unbiased(method, name):
+    A, truth = operator(name), float(SPECTRA[name].sum())
+    values = torch.tensor([ritz.trace(A, method, 12, seed).value for seed in range(200)])
+    assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / 200**0.5
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_a_method_spends_what_it_was_given(method):
+    for num_probes in (6, 12, 30):
+        assert ritz.trace(operator("flat"), method, num_probes).products == num_probes
+
+
+def test_a_low_rank_matrix_has_an_exact_trace_by_the_methods_that_find_its_range():
+    A = rotated(torch.cat([torch.tensor([5.0, 2.0, -1.0]), torch.zeros(DIM - 3)]))
+    for method in ("hutch++", "xtrace"):
+        e = ritz.trace(A, method, 30)
+        assert float(e.value) == pytest.approx(6.0, abs=1e-9)
+        assert float(e.stderr) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_hutch_pp_and_xtrace_beat_hutchinson_where_there_are_outliers():
+    A, truth = operator("outliers"), float(OUTLIERS.sum())
+    error = {
+        method: torch.tensor([ritz.trace(A, method, 30, seed).value - truth for seed in range(40)]).square().mean()
+        for method in SAMPLED
+    }
+    assert error["hutch++"] < error["hutchinson"] / 20
+    assert error["xtrace"] < error["hutchinson"] / 20
+
+
+def test_signs_are_exact_on_a_diagonal_matrix():
+    e = ritz.trace(DenseOperator(torch.diag(FLAT)), "hutchinson", 5)
+    low, high = e.interval()
+    assert e.value == pytest.approx(float(FLAT.sum()))
+    assert high - low < 1e-5 * float(FLAT.norm())
+
+
+# ------------------------------------------------------------------------------------------------- exact
+
+
+def test_the_trace_of_the_hessian_is_that_of_the_ggn_for_a_relu_network():
+    risk = risk_of(nn.ReLU())
+    H, G = ritz.Hessian(risk), ritz.GGN(risk)
+    truth = float(H.dense().trace())
+    for matrix in (H, G):
+        e = ritz.trace(matrix)
+        assert e.exact
+        assert e.stderr == 0
+        assert float(e.value) == pytest.approx(truth, rel=1e-10)
+
+
+def test_a_smooth_network_has_an_exact_ggn_trace_and_a_sampled_hessian_trace():
+    risk = risk_of(nn.Tanh())
+    H, G = ritz.Hessian(risk), ritz.GGN(risk)
+    assert float(ritz.trace(G).value) == pytest.approx(float(G.dense().trace()), rel=1e-10)
+    sampled = ritz.trace(H)
+    assert not sampled.exact
+    low, high = sampled.interval(0.999)
+    assert low <= float(H.dense().trace()) <= high
+    with pytest.raises(UnsupportedError, match="tanh"):
+        ritz.trace(H, "exact")
+
+
+@pytest.mark.parametrize("matrix", [ritz.EmpiricalFisher, ritz.Fisher, ritz.GradientCovariance])
+def test_the_fishers_have_exact_traces(matrix):
+    A = matrix(risk_of(nn.Tanh()))
+    e = ritz.trace(A, "exact")
+    assert e.exact
+    assert float(e.value) == pytest.approx(float(A.dense().trace()), rel=1e-9)
+
+
+def test_a_matrix_of_no_network_is_traced_by_unit_vectors():
+    e = ritz.trace(operator("flat"), "exact")
+    assert e.exact
+    assert e.products == DIM
+    assert float(e.value) == pytest.approx(float(FLAT.sum()))
+
+
+@pytest.mark.parametrize("method", ["exact", "hutchinson", "hutch++"])
+def test_block_traces_come_with_the_trace(method):
+    risk = risk_of(nn.ReLU())
+    G = ritz.GGN(risk)
+    dense = G.dense()
+    e = ritz.trace(G, method, 60)
+    assert sum(float(p.value) for p in e.parts.values()) == pytest.approx(float(e.value))
+    for name, place in risk.space.slices.items():
+        part = e.parts[name]
+        assert abs(float(part.value) - float(dense[place, place].trace())) <= 4.5 * float(part.stderr) + 1e-9
+
+
+def test_a_block_has_its_own_trace():
+    risk = risk_of(nn.ReLU())
+    G = ritz.GGN(risk)
+    place = risk.space.slices["2.weight"]
+    assert float(ritz.trace(G.block("2.weight")).value) == pytest.approx(float(G.dense()[place, place].trace()))
+
+
+# ------------------------------------------------------------------------- Frobenius norm, diagonal, logdet
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_frobenius_norm_is_not_squared_and_within_its_interval(name):
+    truth = float(SPECTRA[name].norm())
+    inside = 0
+    for seed in range(40):
+        low, high = ritz.frobenius_norm(operator(name), 30, seed).interval(0.95)
+        inside += low <= truth <= high
+    assert inside >= 34
+
+
+def test_the_square_of_the_frobenius_norm_is_unbiased():
+    A, truth = operator("outliers"), float(OUTLIERS.square().sum())
+    values = torch.tensor([ritz.frobenius_norm(A, 12, seed).value for seed in range(200)]).square()
+    assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / 200**0.5
+
+
+def test_the_diagonal_is_unbiased_entry_by_entry():
+    A = operator("flat")
+    truth = A.dense().diagonal()
+    runs = [ritz.diagonal(A, 10, seed) for seed in range(100)]
+    values = torch.stack([e.value for e in runs])
+    z = (values.mean(0) - truth) / (values.std(0) / 10)
+    assert float(z.abs().max()) < 4.5
+    reported = torch.stack([e.stderr for e in runs]).square().mean(0).sqrt()
+    torch.testing.assert_close(reported, values.std(0), rtol=0.5, atol=0)
+
+
+def test_the_log_determinant_is_that_of_a_spectrum_run():
+    A = operator("positive")
+    e = ritz.logdet(A, shift=0.1, num_steps=30, num_probes=4, seed=2)
+    assert e == ritz.spectrum(A, 30, 4, seed=2).logdet(0.1)
+    low, high = e.interval()
+    assert low <= float((POSITIVE + 0.1).log().sum()) <= high
+
+
+@pytest.mark.parametrize("estimator", [ritz.frobenius_norm, ritz.diagonal])
+def test_small_matrices_are_exact(estimator):
+    A = rotated(torch.tensor([3.0, 1.0, -2.0]))
+    e = estimator(A)
+    truth = A.dense().norm() if estimator is ritz.frobenius_norm else A.dense().diagonal()
+    assert e.exact
+    torch.testing.assert_close(torch.as_tensor(e.value), truth)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda A: ritz.trace(A, "guess"), "method must be one of auto, hutchinson"),
+        (lambda A: ritz.trace(A, "hutch\x2b\x2b", 5), "needs at least 6 probes, got num_probes=5"),
+        (lambda A: ritz.trace(A, num_probes=0), "needs at least 1 probes"),
+        (lambda A: ritz.frobenius_norm(A, 0), "num_probes must be at least 1"),
+        (lambda A: ritz.diagonal(A, 0), "num_probes must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(operator("flat"))

@@ -1,0 +1,328 @@
+"""Which way a Hessian product is taken, and what happens where one way does not work."""
+
+import logging
+import warnings
+
+import cases
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+import ritz
+from ritz.errors import NumericalWarning, UnsupportedError
+from ritz.operators.derivatives import missing_operation
+
+# ------------------------------------------------------------ operations that can be differentiated in some ways only
+
+
+class Cube(torch.autograd.Function):
+    """x^3 with a backward that can be differentiated again, and no forward derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class OldCube(torch.autograd.Function):
+    """The same in the old style, which torch.func does not take at all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    backward = staticmethod(Cube.backward)
+
+
+class OnceCube(Cube):
+    """A backward that is not to be differentiated."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class OldOnceCube(OldCube):
+    """The same in the old style."""
+
+    backward = staticmethod(OnceCube.backward)
+
+
+class DetachedCube(Cube):
+    """A backward that forgets where it came from, and does not say so."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0].detach() ** 2 * g
+
+
+class WrongForwardCube(Cube):
+    """A forward derivative that is wrong."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] ** 2 * t
+
+
+class Net(nn.Module):
+    """Two linear layers and an operation between them."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.first, self.last, self.operation = nn.Linear(3, 4), nn.Linear(4, 2), operation
+
+    def forward(self, x):
+        return self.last(self.operation(self.first(x)))
+
+
+def plain_cube(x):
+    return x**3
+
+
+def net_risk(operation, **keywords):
+    """The risk of a network with that operation, and of the same with x**3 written out, as Hessian and GGN truth."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, X, y = Net(operation), torch.randn(7, 3), torch.randint(0, 2, (7,))
+    batches = cases.split(X, y, (4, 3))
+    truth_model = Net(plain_cube)
+    truth_model.load_state_dict(model.state_dict())
+    truth = cases.Problem(truth_model, nn.CrossEntropyLoss(), batches)
+    return ritz.Risk(model, nn.CrossEntropyLoss(), batches, **keywords), truth
+
+
+# --------------------------------------------------------------------------------------------- the choice
+
+
+def test_auto_takes_an_exact_route_and_says_which():
+    H = ritz.Hessian(cases.problem("mlp_mse").risk())
+    assert H.route == "auto"
+    H @ torch.ones(H.dim)
+    assert H.route in ("forward", "reverse")
+    assert H.convention().endswith(f"{H.route} route")
+
+
+def test_the_faster_of_two_routes_is_taken(monkeypatch):
+    for slow, wanted in (("_forward", "reverse"), ("_reverse", "forward")):
+        H = ritz.Hessian(cases.problem("mlp_mse").risk())
+        quick = getattr(H, slow)
+
+        def slowed(*args, quick=quick):
+            end = torch.randn(300, 300)
+            for _ in range(40):
+                end = end @ end / 1e4
+            return quick(*args)
+
+        monkeypatch.setattr(H, slow, slowed)
+        H @ torch.ones(H.dim)
+        assert H.route == wanted
+
+
+def test_the_plan_of_the_risk_names_the_route():
+    risk = cases.problem("mlp_mse").risk(plan=ritz.Plan(route="reverse"))
+    assert ritz.Hessian(risk).route == "reverse"
+    assert ritz.Hessian(risk, route="forward").route == "forward"
+
+
+def test_a_block_keeps_the_route_of_the_whole():
+    H = ritz.Hessian(cases.problem("mlp_mse").risk(), route="reverse")
+    assert H.block("0.*").route == "reverse"
+
+
+def test_nothing_is_warned_of_where_both_exact_routes_work():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ritz.Hessian(cases.problem("attention").risk()) @ torch.ones(cases.problem("attention").risk().dim)
+
+
+@pytest.mark.parametrize("function", [Cube, OldCube])
+def test_without_a_forward_derivative_auto_takes_reverse(function):
+    risk, truth = net_risk(function.apply)
+    H = ritz.Hessian(risk)
+    assert cases.relative(H.dense(), cases.dense_hessian(truth)) < 1e-10
+    assert H.route == "reverse"
+
+
+@pytest.mark.parametrize("function", [OnceCube, OldOnceCube])
+def test_without_any_second_derivative_auto_takes_differences_and_warns(function):
+    risk, truth = net_risk(function.apply)
+    H = ritz.Hessian(risk)
+    with pytest.warns(NumericalWarning, match=f"no exact Hessian product.*{function.__name__}.*central differences"):
+        dense = H.dense()
+    assert H.route == "difference"
+    assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-6
+
+
+def test_a_backward_that_silently_forgets_a_term_is_found_out():
+    risk, truth = net_risk(DetachedCube.apply)
+    wrong = ritz.Hessian(risk, route="reverse").dense()
+    assert cases.relative(wrong, cases.dense_hessian(truth)) > 1e-2  # torch does not notice
+    H = ritz.Hessian(risk)
+    with pytest.warns(NumericalWarning, match="reverse products are wrong"):
+        dense = H.dense()
+    assert H.route == "difference"
+    assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-6
+
+
+def test_exact_routes_that_disagree_are_arbitrated_by_differences():
+    risk, truth = net_risk(WrongForwardCube.apply)
+    assert cases.relative(ritz.Hessian(risk, route="forward").dense(), cases.dense_hessian(truth)) > 1e-2
+    H = ritz.Hessian(risk)
+    with pytest.warns(NumericalWarning, match="forward and reverse products disagree; reverse is nearer"):
+        dense = H.dense()
+    assert H.route == "reverse"
+    assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-10
+
+
+def test_a_kink_that_spoils_differences_does_not_discredit_the_only_exact_route():
+    """A weight within the step of a kink of the loss: differences are far off, reverse mode is right."""
+    risk, _ = net_risk(lambda x: OldCube.apply(x).relu())
+    with torch.no_grad():
+        risk.model.first.bias -= (risk.model.first(risk.batches.source[0][0][:1])).squeeze(0) - 1e-6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        H = ritz.Hessian(risk)
+        H @ H.probes([0], seed=0)[0]
+    assert H.route == "reverse"
+
+
+# --------------------------------------------------------------------------------- operations by their names
+
+
+@pytest.mark.parametrize(("function", "route"), [(Cube, "forward"), (OldCube, "forward"), (OnceCube, "reverse")])
+def test_an_operation_without_second_derivative_is_named(function, route):
+    risk, _ = net_risk(function.apply)
+    H = ritz.Hessian(risk, route=route)
+    with pytest.raises(
+        UnsupportedError, match=f"operation {function.__name__} has no second derivative by the {route}"
+    ):
+        H @ torch.ones(H.dim)
+
+
+def test_an_operation_of_torch_is_named_too():
+    def sampled(x):
+        picture = torch.linspace(0, 1, 9).reshape(1, 1, 3, 3).expand(len(x), 1, 3, 3)
+        return F.grid_sample(picture, x.tanh().reshape(-1, 1, 2, 2), align_corners=False).flatten(1).repeat(1, 2)
+
+    risk, _ = net_risk(sampled)
+    H = ritz.Hessian(risk, route="forward")
+    with pytest.raises(UnsupportedError, match="operation grid_sampler_2d has no second derivative"):
+        H @ torch.ones(H.dim)
+    assert (
+        cases.relative(ritz.Hessian(risk, route="reverse").dense(), ritz.Hessian(risk, route="difference").dense())
+        < 1e-6
+    )
+
+
+@pytest.mark.parametrize("route", ["forward", "reverse"])
+def test_a_loss_of_torch_without_second_derivative_is_named_and_has_differences(route):
+    """The backward of connectionist temporal classification has no derivative of its own."""
+    targets = torch.tensor([[1, 2], [2, 1], [1, 1]])
+
+    def ctc(model, batch):
+        log_p = model(batch[0]).log_softmax(-1).transpose(0, 1)  # (time, batch, classes)
+        count = len(batch[0])
+        loss = F.ctc_loss(log_p, targets, (6,) * count, (2,) * count, reduction="sum")
+        return loss, count
+
+    x = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0))
+    risk = ritz.Risk(cases.mlp([2, 4, 3]), data=[(x,)], batch_loss=ctc)
+    H = ritz.Hessian(risk, route=route)
+    with pytest.raises(UnsupportedError, match=r"operation .*ctc_loss.* has no second derivative"):
+        H @ torch.ones(H.dim)
+    auto = ritz.Hessian(risk)
+    with pytest.warns(NumericalWarning, match="ctc_loss"):
+        dense = auto.dense()
+    assert auto.route == "difference"
+    assert cases.relative(dense, dense.T) < 1e-6
+
+
+def test_the_ggn_goes_without_forward_derivatives_and_names_what_has_neither():
+    for function in (Cube, OldCube):
+        risk, truth = net_risk(function.apply)
+        assert cases.relative(ritz.GGN(risk).dense(), cases.dense_ggn(truth)) < 1e-10
+        assert cases.relative(ritz.EmpiricalFisher(risk).dense(), cases.dense_empirical_fisher(truth)) < 1e-10
+    risk, _ = net_risk(OnceCube.apply)
+    with pytest.raises(UnsupportedError, match="operation OnceCube has neither a forward derivative nor a second one"):
+        ritz.GGN(risk).dense()
+
+
+@pytest.mark.parametrize("route", ["auto", "reverse", "difference"])
+def test_activation_checkpointing_is_refused(route):
+    """It would recompute with the module's own weights, after the weights of the product are gone."""
+    risk, _ = net_risk(plain_cube)
+    risk.model.operation = lambda x: checkpoint(plain_cube, x, use_reentrant=False)
+    H = ritz.Hessian(risk, route=route)
+    with pytest.raises(UnsupportedError, match="activation checkpointing"):
+        H @ torch.ones(H.dim)
+    with pytest.raises(UnsupportedError, match="activation checkpointing"):
+        ritz.GGN(risk) @ torch.ones(H.dim)
+
+
+@pytest.mark.parametrize("route", ["forward", "reverse", "difference"])
+def test_an_error_of_the_model_itself_is_passed_on(route):
+    risk, _ = net_risk(plain_cube)
+    H = ritz.Hessian(risk, route=route)
+    H @ torch.ones(H.dim)
+
+    def broken(x):
+        raise RuntimeError("the pump is off")
+
+    risk.model.operation = broken
+    with pytest.raises(RuntimeError, match="the pump is off"):
+        H @ torch.ones(H.dim)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("derivative for aten::_ctc_loss_backward is not implemented", "aten::_ctc_loss_backward"),
+        ("the derivative for '_cdist_backward' is not implemented.", "_cdist_backward"),
+        ("Trying to use forward AD with logit_backward that does not support it because", "logit_backward"),
+        ("You tried to vmap over Cube, but it does not have vmap support.", "Cube"),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_the_words_of_torch_are_understood(text, name):
+    assert missing_operation(RuntimeError(text)) == name
+
+
+# ------------------------------------------------------------------------------------- batching, attention
+
+
+def test_where_second_derivatives_cannot_be_batched_they_are_taken_one_by_one():
+    """torch's batching rule for the second derivative of group_norm is wrong."""
+    H = ritz.Hessian(cases.problem("pixels").risk(), route="reverse")
+    assert cases.relative(H.dense(), cases.truth("pixels", "Hessian")) < 1e-10
+    assert not H._batched
+    other = ritz.Hessian(cases.problem("mlp_mse").risk(), route="reverse")
+    other @ torch.ones(other.dim)
+    assert other._batched
+
+
+def test_attention_runs_through_the_math_kernel_and_says_so_once(caplog):
+    with caplog.at_level(logging.INFO, logger="ritz"):
+        H = ritz.Hessian(cases.make("language").risk())
+        H @ torch.ones(H.dim)
+        H @ torch.ones(H.dim)
+    assert "attention by the math kernel" in H.convention()
+    assert sum("math kernel" in record.message for record in caplog.records) == 1

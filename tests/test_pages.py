@@ -1,0 +1,52 @@
+"""The pages of docs run and are complete; the demo's figure in them is small."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_docs import FENCE, python_blocks, run
+
+import ritz
+from ritz.estimators.quantities import Spectrum
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=lambda p: p.name
+)
+def test_the_python_blocks_of_a_page_run(path, tmp_path):
+    script = tmp_path / f"{path.stem}.py"
+    script.write_text(python_blocks(path.read_text(encoding="utf-8")), encoding="utf-8")
+    run(script, tmp_path)
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+def test_links_within_the_repository_lead_somewhere(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    missing = [target for target, _ in LINK.findall(text) if not (path.parent / target).exists()]
+    assert not missing
+
+
+def test_the_reference_names_everything_public():
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"\w+", text))
+    public = {*ritz.__all__, *ritz.operators.__all__}
+    of_spectrum = {name for name, value in vars(Spectrum).items() if isinstance(value, property)}
+    assert not (public | of_spectrum) - known - {"num_steps", "num_probes"}
+
+
+def test_the_picture_of_the_readme_is_small():
+    picture = ROOT / "docs" / "demo.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_in_percent_format(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 80
+    assert lines[0] == "# %% [markdown]"
+    assert lines[1].startswith("# # ")
