@@ -143,9 +143,7 @@ def by_ritz(mode: str) -> Callable[[Tensor, int, int, float], Answer]:
         seconds = time.perf_counter() - start
         tail = [] if s.tail is None else s.tail.gauss().nodes
         count = float((s.head > edge).sum()) + sum(float((probe > edge).sum()) for probe in tail) / max(len(tail), 1)
-        return Answer(
-            s.nodes, s.weights, float(s.trace.value), float(s.moment(2).value), count, s.products, seconds
-        )
+        return Answer(s.nodes, s.weights, float(s.trace.value), float(s.moment(2).value), count, s.products, seconds)
 
     return run
 
@@ -157,7 +155,9 @@ def by_eigenthings(matrix: Tensor, budget: int, seed: int, edge: float) -> Answe
     operator = LambdaOperator(lambda v: matrix @ v, size=len(matrix), device=matrix.device, dtype=matrix.dtype)
     start = time.perf_counter()
     result = spectral_density(operator, num_runs=8, lanczos_steps=budget // 8, num_grid_points=16, seed=1000 * seed)
-    return _from_rule(result.raw_eigenvalues, result.raw_weights, len(matrix), edge, budget, time.perf_counter() - start)
+    return _from_rule(
+        result.raw_eigenvalues, result.raw_weights, len(matrix), edge, budget, time.perf_counter() - start
+    )
 
 
 def by_curvlinops(matrix: Tensor, budget: int, seed: int, edge: float) -> Answer:
@@ -230,10 +230,12 @@ def errors(answer: Answer, eigenvalues: Tensor, positive: bool) -> dict[str, flo
 # ----------------------------------------------------------------------------------------------- the run
 
 
-def measure(model: str, device: str, mnist: Path | None, num: int, epochs: int, seeds: int, budgets: list[int]) -> dict:
-    network, X, y = load(model, mnist, num)
+def measure(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
+    """Every method on the GGN and the Hessian of one network; `keep` is called with the report after each matrix."""
+    model, device = args.model, args.device
+    network, X, y = load(model, args.mnist, args.images)
     network, X, y = network.to(device), X.to(device), y.to(device)
-    accuracy = train(network, X, y, epochs)
+    accuracy = train(network, X, y, args.epochs)
     risk = ritz.Risk(network, nn.CrossEntropyLoss(), (X, y), batch_size=1000, plan=ritz.Plan(chunk=64))
     print(f"{model}: {risk.dim} parameters, {len(X)} images, training accuracy {accuracy:.4f}", flush=True)
     report: dict = {"model": model, "dim": risk.dim, "images": len(X), "accuracy": accuracy, "rows": [], "matrices": {}}
@@ -243,6 +245,8 @@ def measure(model: str, device: str, mnist: Path | None, num: int, epochs: int, 
         probe = operator.probes([0], 0)
         gap = float((operator.rows(probe) - probe @ matrix).norm() / (probe @ matrix).norm())
         built = time.perf_counter() - start
+        if device == "cuda":
+            torch.cuda.empty_cache()  # the eigenvalue solver wants most of the memory
         eigenvalues = torch.linalg.eigvalsh(matrix.double()).cpu()
         edge = EDGE * float(eigenvalues.abs().max())
         report["matrices"][name] = {
@@ -251,19 +255,19 @@ def measure(model: str, device: str, mnist: Path | None, num: int, epochs: int, 
             "outliers": int((eigenvalues > edge).sum()), "dense_seconds": built, "product_against_dense": gap,
         }  # fmt: skip
         print(name, report["matrices"][name], flush=True)
-        for method, budget, seed in _runs(seeds, budgets):
+        for method, budget, seed in _runs(args):
             answer = METHODS[method](matrix, budget, seed, edge)
             row = {"matrix": name, "method": method, "budget": budget, "seed": seed}
             report["rows"].append(row | errors(answer, eigenvalues, positive=name == "GGN"))
         del matrix
-        print(table(report, name, budgets[-1]), flush=True)
-    return report
+        print(table(report, name, args.budgets[-1]), flush=True)
+        keep(report)
 
 
-def _runs(seeds: int, budgets: list[int]) -> Iterator[tuple[str, int, int]]:
-    for budget in budgets:
+def _runs(args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    for budget in args.budgets:
         for method in METHODS:
-            for seed in range(seeds):
+            for seed in range(args.seeds if method.startswith("ritz") else args.peer_seeds):
                 yield method, budget, seed
 
 
@@ -276,7 +280,10 @@ KEYS = ("trace", "square", "logdet_0.01", "logdet_0.0001", "outlier_density", "o
 
 
 def table(report: dict, matrix: str, budget: int) -> str:
-    lines = [f"{report['model']} {matrix}, {budget} products, root mean square", " " * 20 + "".join(f"{k:>17}" for k in KEYS)]
+    lines = [
+        f"{report['model']} {matrix}, {budget} products, root mean square",
+        " " * 20 + "".join(f"{k:>17}" for k in KEYS),
+    ]
     for method in METHODS:
         cells = (f"{rms(report, matrix, method, budget, key):17.3g}" for key in KEYS)
         lines.append(f"{method:20}" + "".join(cells))
@@ -288,7 +295,12 @@ def plot(folder: Path, target: Path) -> None:
 
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("krylov-*.json"))]
     panels = [(r, m) for r in reports for m in r["matrices"]]
-    keys = {"trace": "trace", "square": "Tr A²", "outlier_density": "outlier density (L1)", "outlier_count": "extra outliers"}
+    keys = {
+        "trace": "trace",
+        "square": "Tr A²",
+        "outlier_density": "outlier density (L1)",
+        "outlier_count": "extra outliers",
+    }
     figure = Figure(figsize=(3.1 * len(keys), 2.4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), len(keys), squeeze=False)
     colors = dict(zip(METHODS, ("#0072B2", "#009E73", "#56B4E9", "#D55E00", "#CC79A7"), strict=True))
@@ -305,7 +317,9 @@ def plot(folder: Path, target: Path) -> None:
         row[0].set_ylabel(f"{report['model']} {matrix}\nP = {report['dim']:,}\nRMS relative error")
     for ax in axes[-1]:
         ax.set_xlabel("products")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS), frameon=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS), frameon=False
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
 
@@ -318,7 +332,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[200, 400, 800, 1600])
+    parser.add_argument("--peer-seeds", type=int, default=6, help="peers run one probe at a time and take longer")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[100, 200, 400, 800])
     parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--plot", type=Path, nargs=2, metavar=("RESULTS", "PNG"))
@@ -328,14 +343,21 @@ def main() -> None:
         return
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    report = measure(args.model, args.device, args.mnist, args.images, args.epochs, args.seeds, args.budgets)
-    commit = args.commit or subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    report |= {"settings": {k: str(v) for k, v in vars(args).items()}, "commit": commit, "torch": torch.__version__, "machine": machine}
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    about = {
+        "settings": {key: str(value) for key, value in vars(args).items() if key not in ("out", "plot", "mnist")},
+        "commit": args.commit or _commit(),
+        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
+    }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"krylov-{args.model}.json").write_text(json.dumps(report))
+    target = args.out / f"krylov-{args.model}.json"
+    measure(args, keep=lambda report: target.write_text(json.dumps(report | about)) and None)
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

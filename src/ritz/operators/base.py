@@ -32,6 +32,17 @@ class Operator(ABC):
         dtype: Of the vectors it takes and gives.
         device: Where it computes.
         matrix: What it is, in a word or two, for conventions and tables.
+        positive: Whether it is positive semi-definite by construction.
+
+    Example:
+        >>> class Twice(ritz.Operator):
+        ...     space, dtype, device = ritz.space.ParamSpace(("w",), (torch.Size([3]),)), torch.float32, torch.device("cpu")
+        ...
+        ...     def _rows(self, rows):
+        ...         return 2 * rows
+        >>> A = Twice()
+        >>> (A @ torch.ones(3)).tolist(), (A + 0.5).dense().diagonal().tolist()
+        ([2.0, 2.0, 2.0], [2.5, 2.5, 2.5])
     """
 
     space: ParamSpace

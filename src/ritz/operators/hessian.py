@@ -38,7 +38,12 @@ class Hessian(RiskOperator):
 
     Args:
         risk: The risk.
-        route: How products are taken; "auto" tries the exact routes on the first batch and keeps the faster.
+        route: How products are taken. "auto" tries the exact routes on the first batch and keeps the faster; where they
+            disagree, or only one works, it is held against differences of the gradient, and where none works these are
+            taken, with a `NumericalWarning`. After the first product `route` and the convention say which it is.
+
+    Raises:
+        UnsupportedError: By a product, if an operation has no second derivative by the chosen route; it is named.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -129,18 +134,11 @@ class Hessian(RiskOperator):
         for row in rows:
             length = row.norm()
             step = scale / torch.where(length > 0, length, 1.0)
-            ahead, weight = self._gradient(point + step * row, batch)
-            behind, _ = self._gradient(point - step * row, batch)
+            with graph_building():
+                ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
+                behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
             images.append((ahead - behind) / (2 * step))
         return torch.stack(images), weight
-
-    def _gradient(self, point: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradient of the batch's sum at other weights, by plain autograd: every operation has that."""
-        with graph_building():
-            leaves = {name: p.detach().requires_grad_() for name, p in self.space.split(point).items()}
-            total, weight = self.risk.total_and_weight(leaves, batch)
-            grads = gradients(total, tuple(leaves.values()))
-        return torch.cat([g.flatten() for g in grads]), weight.detach()
 
     # ------------------------------------------------------------------------------------ the choice of a route
 
