@@ -1,6 +1,6 @@
 """Which Krylov run? Error against products spent, for ritz's three ways and for two peers, on matrices known in full.
 
-Trains a network, builds its Hessian and Gauss-Newton matrix densely, takes all their eigenvalues in float64 as the truth,
+Trains a network, builds its Hessian and Gauss-Newton matrix densely, takes all their eigenvalues in float64 as truth,
 and then lets every method estimate, from products with that matrix alone, the trace, Tr A^2, log det(1 + A / c), the
 density of the outliers and their number. Peers run through their own code: hessian-eigenthings' spectral_density (full
 re-orthogonalisation, one probe at a time) and curvlinops' Lanczos (none).
