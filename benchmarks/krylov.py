@@ -239,7 +239,8 @@ def measure(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
     risk = ritz.Risk(network, nn.CrossEntropyLoss(), (X, y), batch_size=1000, plan=ritz.Plan(chunk=64))
     print(f"{model}: {risk.dim} parameters, {len(X)} images, training accuracy {accuracy:.4f}", flush=True)
     report: dict = {"model": model, "dim": risk.dim, "images": len(X), "accuracy": accuracy, "rows": [], "matrices": {}}
-    for name, operator in {"GGN": ritz.GGN(risk), "Hessian": ritz.Hessian(risk, route="forward")}.items():
+    for name in args.matrices:
+        operator = ritz.GGN(risk) if name == "GGN" else ritz.Hessian(risk, route="forward")
         start = time.perf_counter()
         matrix = dense(operator)
         probe = operator.probes([0], 0)
@@ -327,6 +328,7 @@ def plot(folder: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["digits", "lenet", "residual"], default="digits")
+    parser.add_argument("--matrices", nargs="+", choices=["GGN", "Hessian"], default=["GGN", "Hessian"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mnist", type=Path, help="folder with the official gzipped idx files")
     parser.add_argument("--images", type=int, default=1000)
@@ -351,7 +353,7 @@ def main() -> None:
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    target = args.out / f"krylov-{args.model}.json"
+    target = args.out / f"krylov-{args.model}-{'-'.join(args.matrices)}.json"
     measure(args, keep=lambda report: target.write_text(json.dumps(report | about)) and None)
 
 

@@ -146,7 +146,7 @@ CALLS = {
     "spectrum probes": (lambda H: ritz.spectrum(H, num_probes=0), "at least 1, got 100 and 0"),
     "spectrum steps": (lambda H: ritz.spectrum(H, num_steps=0), "at least 1, got 0 and 8"),
     "spectrum tol": (lambda H: ritz.spectrum(H, tol=-1), "tol must be positive, got -1"),
-    "spectrum products": (lambda H: ritz.spectrum(H, products=1), "products must be at least 4, got 1"),
+    "spectrum products": (lambda H: ritz.spectrum(H, products=1), "products must be at least"),
     "reorthogonalize": (lambda H: ritz.spectrum(H, reorthogonalize="x"), "'locked', 'full' or 'none', got 'x'"),
     "trace probes": (lambda H: ritz.trace(H, "hutchinson", num_probes=0), "at least 1 probes, got num_probes=0"),
     "hutch++ probes": (lambda H: ritz.trace(H, "hutch++", num_probes=3), "at least 6 probes"),

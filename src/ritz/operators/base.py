@@ -35,8 +35,10 @@ class Operator(ABC):
         positive: Whether it is positive semi-definite by construction.
 
     Example:
+        >>> from ritz.space import ParamSpace
         >>> class Twice(ritz.Operator):
-        ...     space, dtype, device = ritz.space.ParamSpace(("w",), (torch.Size([3]),)), torch.float32, torch.device("cpu")
+        ...     space = ParamSpace(("w",), (torch.Size([3]),))
+        ...     dtype, device = torch.float32, torch.device("cpu")
         ...
         ...     def _rows(self, rows):
         ...         return 2 * rows

@@ -5,7 +5,6 @@ is left out of `torch.autograd.grad(..., inputs)` in silence, because the node t
 inputs. That one is looked for in the graph.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -59,33 +58,11 @@ def _custom_function(trace: TracebackType | None) -> str | None:
     return name
 
 
-@contextlib.contextmanager
-def graph_building() -> Iterator[None]:
-    """Gradients on, activation checkpointing refused.
-
-    What a checkpoint computes anew in the backward pass it computes with the module's own weights, since the call that
-    put others in their place is over by then: products would be wrong without a word.
-    """
-    try:
-        with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING):
-            yield
-    except RuntimeError as error:
-        if _CHECKPOINTING not in str(error):
-            raise
-        raise UnsupportedError(_CHECKPOINTING) from error
-
-
 def gradients(total: Tensor, inputs: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
     """The gradient of a number in `inputs`; zero where it does not depend on them, or on none of them."""
     if not total.requires_grad:
         return tuple(torch.zeros_like(x, requires_grad=False) for x in inputs)
     return torch.autograd.grad(total, inputs, create_graph=create_graph, materialize_grads=True)
-
-
-_CHECKPOINTING = (
-    "the model uses activation checkpointing or other hooks on saved tensors, which would recompute with the wrong "
-    "weights inside a product; switch it off (it is of no use in evaluation mode)"
-)
 
 
 def refuse_once_differentiable(out: Tensor) -> None:

@@ -20,7 +20,7 @@ from ..risk import Params, Risk
 from ..space import random_uniform
 from .algebra import Derived
 from .base import Operator, RiskOperator
-from .derivatives import graph_building, missing_operation, refuse_once_differentiable
+from .derivatives import missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class JacobianProduct(RiskOperator):
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Without forward mode: J'u is linear in u, so that J v is the gradient of v . J'u in u."""
         loss = self.risk.output_loss
-        with graph_building():
+        with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             out = self.risk.output(leaves, batch)
             refuse_once_differentiable(out)

@@ -22,7 +22,7 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..plan import Route
 from ..risk import Params, Risk
 from .base import RiskOperator
-from .derivatives import gradients, graph_building, missing_operation, refuse_once_differentiable
+from .derivatives import gradients, missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Hessian(RiskOperator):
         return self.space.join(images, lead=1), weight
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        with graph_building():
+        with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             total, weight = self.risk.total_and_weight(leaves, batch)
             if not self._graph_seen:
@@ -134,9 +134,8 @@ class Hessian(RiskOperator):
         for row in rows:
             length = row.norm()
             step = scale / torch.where(length > 0, length, 1.0)
-            with graph_building():
-                ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
-                behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
+            ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
+            behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
             images.append((ahead - behind) / (2 * step))
         return torch.stack(images), weight
 
@@ -154,6 +153,7 @@ class Hessian(RiskOperator):
             except RuntimeError as error:
                 missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
         if not tried:
+            self._difference(params, batch, rows[:1])  # a model that is itself at fault fails here, and says why
             reason = "; ".join(sorted(set(missing.values())))
             self._warn(f"no exact Hessian product, for want of a second derivative: {reason}")
             return "difference"
