@@ -7,7 +7,7 @@ re-orthogonalisation, one probe at a time) and curvlinops' Lanczos (none).
 
     python benchmarks/krylov.py --model digits --out benchmarks/results            two minutes on a CPU
     python benchmarks/krylov.py --model lenet --device cuda --mnist FOLDER         LeNet-5, P = 44,426
-    python benchmarks/krylov.py --plot benchmarks/results docs/krylov.png          the figure, from the result files
+    python benchmarks/krylov.py --page benchmarks/results docs                     krylov.md and krylov.png, from them
 """
 
 import argparse
@@ -20,12 +20,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 import ritz
 from ritz.operators import DenseOperator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH = 0.01  # of the smoothed density, in units of the range
 EDGE = 0.05  # an outlier is above this share of the largest eigenvalue
@@ -291,38 +295,106 @@ def table(report: dict, matrix: str, budget: int) -> str:
     return "\n".join(lines)
 
 
-def plot(folder: Path, target: Path) -> None:
+def page(folder: Path, target: Path) -> None:
+    """The figure and the tables, from the result files."""
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("krylov-*.json"))]
+    panels = [(report, matrix) for report in reports for matrix in report["matrices"]]
+    target.mkdir(parents=True, exist_ok=True)
+    figure(panels).savefig(target / "krylov.png", dpi=100)
+    lines = [PAGE]
+    for report, matrix in panels:
+        lines.append(_section(report, matrix))
+    (target / "krylov.md").write_text("\n".join(lines), encoding="utf8")
+
+
+PAGE = """# Which Krylov run?
+
+The default run locks the outliers first. This page compares it with the alternatives, `reorthogonalize="full"` and
+`"none"`, and with two peers through their own code: hessian-eigenthings 1.0.0a5 (`spectral_density`: full
+re-orthogonalisation) and curvlinops 3.0.1 (its Lanczos: none). Each method sees products with a matrix that is known in
+full; errors are root mean squares over seeds, relative to its eigenvalues. An outlier lies above 5 % of the largest
+eigenvalue; the density is smoothed by 1 % of the range and compared above that edge; c is relative to the largest.
+
+Written by `python benchmarks/krylov.py --page benchmarks/results docs` from the files in `benchmarks/results`.
+
+![Error against products spent](krylov.png)
+
+What it says:
+
+- From 400 products on, locking makes the error of the trace 10 to 50 times smaller than that of the best alternative,
+  that of Tr A² hundreds of times, that of the outlier density 58 times and more; at 200 products the trace gains 5 to
+  60 times. At 100, on the network with 24 outliers, nothing is locked yet, and the products of the head are lost.
+- Without re-orthogonalisation outliers are found many times over. Integrals do not mind: `none` and `full` agree.
+- The log-determinant gains less, and nothing at the smaller shift: it lives in the bulk, which no head reaches.
+- From 400 to 800 products the errors of the default run stay: more steps resolve the bulk better, but the probes, eight
+  of them, set the error of averages. Ask for a tolerance (`tol=`) and it adds probes.
+"""
+
+_TITLES = {
+    "trace": "trace", "square": "Tr A²", "logdet_0.01": "log det(1 + A/c), c = 1e-2",
+    "logdet_0.0001": "log det, c = 1e-4", "outlier_density": "outlier density", "outlier_count": "outlier count",
+}  # fmt: skip
+
+
+def _section(report: dict, matrix: str) -> str:
+    settings, known = report["settings"], report["matrices"][matrix]
+    head = (
+        f"\n## {report['model']}, {matrix}\n\nP = {report['dim']:,}, {report['images']} images, training accuracy "
+        f"{report['accuracy']:.3f}, {known['outliers']} outliers, eigenvalues {known['lambda_min']:.3g} to "
+        f"{known['lambda_max']:.3g}. {settings['seeds']} seeds (peers {settings['peer_seeds']}), float32; "
+        f"{report['machine']}, torch {report['torch']}, commit {report['commit']}.\n"
+    )
+    keys = [key for key in _TITLES if not math.isnan(rms(report, matrix, "ritz none", _budgets(report)[-1], key))]
+    rows = [
+        "| products | method | " + " | ".join(_TITLES[key] for key in keys) + " |",
+        "| ---: | --- |" + " ---: |" * len(keys),
+    ]
+    for budget in _budgets(report):
+        for method in METHODS:
+            cells = (f"{rms(report, matrix, method, budget, key):.2g}" for key in keys)
+            rows.append(f"| {budget} | {method} | " + " | ".join(cells) + " |")
+    return head + "\n" + "\n".join(rows) + "\n"
+
+
+def _budgets(report: dict) -> list[int]:
+    return sorted({row["budget"] for row in report["rows"]})
+
+
+def figure(panels: list[tuple[dict, str]]) -> "Figure":
+    """Error against products, a row for each matrix."""
     from matplotlib.figure import Figure
 
-    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("krylov-*.json"))]
-    panels = [(r, m) for r in reports for m in r["matrices"]]
     keys = {
         "trace": "trace",
         "square": "Tr A²",
         "outlier_density": "outlier density (L1)",
-        "outlier_count": "extra outliers",
+        "outlier_count": "outlier count",
     }
-    figure = Figure(figsize=(3.1 * len(keys), 2.4 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), len(keys), squeeze=False)
+    drawing = Figure(figsize=(3.1 * len(keys), 2.4 * len(panels)), layout="constrained")
+    axes = drawing.subplots(len(panels), len(keys), squeeze=False)
     colors = dict(zip(METHODS, ("#0072B2", "#009E73", "#56B4E9", "#D55E00", "#CC79A7"), strict=True))
+    styles = dict(zip(METHODS, ("o-", "s-", "v--", "^-", "D:"), strict=True))  # full and none lie on each other
     for row, (report, matrix) in zip(axes, panels, strict=True):
-        budgets = sorted({r["budget"] for r in report["rows"]})
+        budgets = _budgets(report)
         for ax, (key, label) in zip(row, keys.items(), strict=True):
             for method in METHODS:
                 values = [rms(report, matrix, method, budget, key) for budget in budgets]
-                ax.plot(budgets, values, "o-", ms=3, color=colors[method], label=method)
+                ax.plot(budgets, values, styles[method], ms=4, color=colors[method], label=method)
             ax.set(xscale="log", xticks=budgets, xticklabels=budgets, title=label)
-            ax.set_yscale("symlog", linthresh=1) if key == "outlier_count" else ax.set_yscale("log")
+            if key == "outlier_count":
+                ax.set_yscale("symlog", linthresh=1)
+                ax.set_ylim(bottom=-0.2)
+            else:
+                ax.set_yscale("log")
             ax.minorticks_off()
             ax.grid(alpha=0.3)
         row[0].set_ylabel(f"{report['model']} {matrix}\nP = {report['dim']:,}\nRMS relative error")
     for ax in axes[-1]:
         ax.set_xlabel("products")
-    figure.legend(
+    drawing.legend(
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS), frameon=False
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    return drawing
 
 
 def main() -> None:
@@ -338,16 +410,20 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[100, 200, 400, 800])
     parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--plot", type=Path, nargs=2, metavar=("RESULTS", "PNG"))
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
+    parser.add_argument("--quick", action="store_true", help="digits, two seeds, a minute: does it run?")
     args = parser.parse_args()
-    if args.plot:
-        plot(*args.plot)
+    if args.page:
+        page(*args.page)
         return
+    if args.quick:
+        args.model, args.images, args.epochs, args.seeds, args.peer_seeds = "digits", 300, 10, 2, 1
+        args.budgets, args.out = [100, 200], Path("build/benchmarks")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     about = {
-        "settings": {key: str(value) for key, value in vars(args).items() if key not in ("out", "plot", "mnist")},
+        "settings": {key: str(value) for key, value in vars(args).items() if key not in ("out", "page", "mnist")},
         "commit": args.commit or _commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,

@@ -144,7 +144,7 @@ class Tokens(nn.Module):
 
     def __init__(self, classes=3):
         super().__init__()
-        self.table, self.mix = nn.Embedding(5, 3, padding_idx=0), nn.Conv1d(3, 3, 3, padding=1)
+        self.table, self.mix = nn.Embedding(5, 3), nn.Conv1d(3, 3, 3, padding=1)
         self.head = nn.Linear(3, classes)
 
     def forward(self, x):

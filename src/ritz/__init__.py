@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ritz import losses, operators, testing
     from ritz.estimators.noise import curvature_noise
-    from ritz.estimators.samples import sample_traces
     from ritz.estimators.quantities import Spectrum
+    from ritz.estimators.samples import sample_traces
     from ritz.estimators.spectrum import spectrum
     from ritz.estimators.trace import diagonal, frobenius_norm, logdet, trace
     from ritz.krylov.eigen import top_eigenpairs

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -111,6 +112,7 @@ def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -
         stack.enter_context(isolated_rng(device=device))
         stack.enter_context(_mode(model, mode, dropout))
         stack.enter_context(_no_backward_hooks(model))
+        stack.enter_context(_no_padding_rows(model))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_no_fused_layers(model, device))
         stack.enter_context(torch.autocast(device.type, enabled=False))
@@ -155,6 +157,23 @@ def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _no_padding_rows(model: nn.Module) -> Iterator[None]:
+    """The padding row of an embedding is a parameter like any other.
+
+    With `padding_idx` reverse mode leaves its gradient out and forward mode does not: the gradient is then that of no
+    function, and products are not symmetric.
+    """
+    held = [(m, m.padding_idx) for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    try:
+        for m, _ in held:
+            m.padding_idx = None
+        yield
+    finally:
+        for m, index in held:
+            m.padding_idx = index
+
+
+@contextlib.contextmanager
 def _no_checkpointing() -> Iterator[None]:
     """What is recomputed in a backward pass would see the model's own weights, not those it was called with."""
     try:
@@ -190,13 +209,13 @@ def _no_fused_layers(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Notices a call of scaled_dot_product_attention."""
+    """Notices attention: scaled_dot_product_attention, or the function around it in which a mode sees nothing."""
 
     seen = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             self.seen = True
         return func(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ from .errors import NonFiniteError, UnsupportedError
 from .layers import Capture, Recorder
 from .losses import Loss, Target, as_loss
 from .modes import AttentionWatch, BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
-from .plan import Plan
+from .plan import Plan, Route
 from .reducers import Mean, Reducer
 from .space import ParamSpace, select
 
@@ -102,6 +102,7 @@ class Risk:
             raise UnsupportedError(
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
             )
+        self.routes: dict[tuple[str, ...], Route] = {}  # of Hessian products, by parameters, once they are chosen
         self.notes: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------------------------- what it is

@@ -132,6 +132,11 @@ def test_pairs_of_batches_give_an_unbiased_second_moment_and_single_ones_do_not(
     assert bias > 3 * float(naive.std()) / 10
 
 
+def test_a_pair_is_the_same_when_its_batches_are_taken_in_pieces(risk):
+    pieces = make_risk(plan=ritz.Plan(micro_batch=3))
+    assert float(minibatch_moment(pieces, 4, 8).value) == pytest.approx(float(minibatch_moment(risk, 4, 8).value))
+
+
 def test_disjoint_batches_are_biased(hessians):
     """Why the two batches of a pair are drawn independently: without replacement E Tr H_1 H_2 = Tr H^2 - S^2 / N."""
     truth = float(hessians.mean(0).square().sum())
@@ -154,8 +159,9 @@ def test_disjoint_batches_are_biased(hessians):
         (lambda r: ritz.curvature_noise(r, 4, 4, curvature="fisher"), "curvature must be"),
         (lambda r: ritz.curvature_noise(r, 4, 4, target="all"), "target must be"),
         (lambda r: minibatch_moment(r, 1, 4), "num_pairs must be at least 2"),
+        (lambda r: ritz.curvature_noise(ritz.Hessian(r)), r"expected a ritz\.Risk, got Hessian"),
     ],
 )
 def test_bad_arguments_are_refused(risk, call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(risk)

@@ -272,6 +272,19 @@ def test_bad_arguments_are_refused(options, message):
         ritz.spectrum(operator("flat"), **options)
 
 
+@pytest.mark.parametrize("estimator", [ritz.spectrum, ritz.trace, ritz.frobenius_norm, ritz.top_eigenpairs])
+def test_a_risk_in_the_place_of_an_operator_is_named(estimator):
+    with pytest.raises(TypeError, match=r"expected an operator such as ritz\.Hessian\(risk\).*got Risk"):
+        estimator(small_risk())
+
+
+def test_autocast_around_the_call_does_no_harm():
+    H = ritz.Hessian(small_risk(dtype=torch.float32), route="forward")
+    plain = ritz.spectrum(H, 10, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ritz.spectrum(H, 10, 4) == plain
+
+
 def test_a_product_that_is_not_finite_names_the_batch():
     class Root(nn.Module):
         def __init__(self) -> None:

@@ -36,6 +36,22 @@ def test_the_chosen_route_conforms(name):
     assert f"{H.route} route" in H.convention()
 
 
+@pytest.mark.parametrize("matrix", [ritz.GGN, ritz.Hessian, lambda risk: ritz.Hessian(risk, route="forward")])
+def test_the_padding_row_of_an_embedding_is_a_parameter_like_any_other(matrix):
+    """By `padding_idx` reverse mode leaves its gradient out and forward mode does not: no matrix would be symmetric."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 3, padding_idx=0), nn.Flatten(), nn.Tanh(), nn.Linear(6, 2))
+    with torch.no_grad():
+        model[0].weight.normal_()
+    data = (torch.tensor([[0, 1], [2, 0], [3, 3]]), torch.tensor([0, 1, 1]))
+    padded = matrix(ritz.Risk(model, nn.CrossEntropyLoss(), data)).dense()
+    assert model[0].padding_idx == 0
+    model[0].padding_idx = None
+    torch.testing.assert_close(padded, matrix(ritz.Risk(model, nn.CrossEntropyLoss(), data)).dense())
+    torch.testing.assert_close(padded, padded.T)
+    assert bool(padded[:3, :3].abs().max() > 0)
+
+
 def test_the_dense_truth_can_tell_a_wrong_matrix():  # else the tests above could not fail
     H = cases.truth("mlp_relu", "Hessian")
     assert cases.relative(cases.truth("mlp_relu", "GGN"), H) > 1e-2

@@ -326,3 +326,16 @@ def test_attention_runs_through_the_math_kernel_and_says_so_once(caplog):
         H @ torch.ones(H.dim)
     assert "attention by the math kernel" in H.convention()
     assert sum("math kernel" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("activation", "low", "high"), [(nn.ReLU(), 0.1, 1e9), (nn.GELU(), 0.0, 1e-3)])
+def test_differences_in_float32_are_for_smooth_networks(activation, low, high):
+    """A step long enough for float32 crosses kinks, and a difference of gradients sees them; a derivative does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), activation, nn.Flatten(), nn.Linear(8 * 36, 10)).float()
+    data = (torch.randn(200, 1, 8, 8, dtype=torch.float32), torch.randint(10, (200,)))
+    rough = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), data), route="difference")
+    exact = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), data, dtype=torch.float64))
+    v = rough.probes([0], seed=0)[0]
+    error = float(((rough @ v).double() - exact @ v.double()).norm() / (exact @ v.double()).norm())
+    assert low <= error <= high

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..batches import Batch
 from ..errors import UnsupportedError
-from ..operators.base import RiskOperator
+from ..operators.base import RiskOperator, full_precision
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
-from ..reducers import Concat, Moments
+from ..reducers import Moments, sum_pieces
 from ..results import ChiSquare, Estimate, StudentT, from_samples
 from ..risk import Params, Risk
 from ..space import random_uniform
@@ -31,6 +31,7 @@ Target = Literal["population", "empirical"]
 Progress = Callable[[int, int], None]
 
 
+@full_precision()
 def curvature_noise(
     risk: Risk,
     num_batches: int = 16,
@@ -68,6 +69,8 @@ def curvature_noise(
         >>> round(noise.value, 4), round(noise.parts["mean curvature"].value, 4)
         (6.6667, 5.0)
     """
+    if not isinstance(risk, Risk):
+        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
     if num_batches < 2:
         raise ValueError(f"a variance between batches needs num_batches >= 2, got {num_batches}")
     if batch_size < 1 or num_probes < 1:
@@ -142,6 +145,7 @@ def _variance(name: str, increments: Tensor, about: dict[str, Any], **fields: An
     )
 
 
+@full_precision()
 def minibatch_moment(
     risk: Risk,
     num_pairs: int = 32,
@@ -173,18 +177,10 @@ def minibatch_moment(
     draws = random_uniform(2 * num_pairs * batch_size, ("pairs", seed)).mul(risk.num_samples).long()
     both = [pool.take(rows.to(risk.device), index) for index, rows in enumerate(draws.split(batch_size))]
 
-    waiting: list[Tensor] = []  # the image of the first of a pair, until the second comes
+    def image(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        return operator.batch_rows(params, batch, operator.probes([batch.index // 2], seed))
 
-    def dots(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        total, weight = operator.batch_rows(params, batch, operator.probes([batch.index // 2], seed))
-        image = total[0] / weight.to(total)
-        if not waiting:
-            waiting.append(image)
-            return image.new_empty(0, 2), weight
-        first = waiting.pop()
-        return torch.stack([first @ image, (first @ first + image @ image) / 2])[None], weight
-
-    values = risk.fold(dots, Concat(), batches=both).double().cpu()  # (pairs, 2)
+    values = risk.fold(image, _Pairs(), batches=both)
     about: dict[str, Any] = {
         "products": 2 * num_pairs,
         "seed": seed,
@@ -192,3 +188,30 @@ def minibatch_moment(
     }
     naive = from_samples("moment 2, naive", values[:, 1], **about)
     return from_samples("moment 2", values[:, 0], parts={"naive": naive}, **about)
+
+
+class _Pairs:
+    """Dot products of the images of consecutive batches: (pairs, 2), of the two with each other and with themselves."""
+
+    def __init__(self) -> None:
+        self.first: Tensor | None = None  # waits for the second of its pair
+        self.rows: list[Tensor] = []
+
+    join = staticmethod(sum_pieces)
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        image = total[0] / weight.to(total)
+        if self.first is None:
+            self.first = image
+            return
+        first, self.first = self.first, None
+        self.rows.append(torch.stack([first @ image, (first @ first + image @ image) / 2]).double().cpu())
+
+    def merge(self, other: "_Pairs") -> None:
+        """Pairs that come after these."""
+        self.rows += other.rows
+
+    def result(self) -> Tensor:
+        """One row for each pair."""
+        return torch.stack(self.rows)

@@ -7,6 +7,7 @@ run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..krylov.head import Head, find_head
 from ..krylov.lanczos import Reorthogonalize, Tridiagonal, lanczos
 from ..operators.algebra import Metered
-from ..operators.base import Operator
+from ..operators.base import Operator, full_precision
 from .quantities import Spectrum
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
@@ -25,6 +26,7 @@ NOISE_PRODUCTS = 3  # measure the round-off of a product
 MOST_ROUNDS = 16  # with a tolerance: rounds of probes before giving up
 
 
+@full_precision()
 def spectrum(
     operator: Operator,
     num_steps: int = 100,
@@ -68,6 +70,8 @@ def spectrum(
     """
     if num_steps < 1 or num_probes < 1:
         raise ValueError(f"num_steps and num_probes must be at least 1, got {num_steps} and {num_probes}")
+    if reorthogonalize not in get_args(Reorthogonalize):
+        raise ValueError(f"reorthogonalize must be 'locked', 'full' or 'none', got {reorthogonalize!r}")
     if products is not None and products < 8:
         raise ValueError(f"products must be at least 8, got {products}")
     if tol is not None and not tol > 0:

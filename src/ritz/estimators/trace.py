@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..operators.algebra import Metered, project_out
-from ..operators.base import Operator
+from ..operators.base import Operator, full_precision
 from ..results import ChiSquare, Estimate, Exact, Hull, IntervalRule, StudentT, from_samples, matched_dof
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 CHEAP_COTANGENTS = 4
 
 
+@full_precision()
 def trace(
     operator: Operator,
     method: Method = "auto",
@@ -57,9 +58,9 @@ def trace(
     least = {"hutch++": 6, "xtrace": 6}.get(method, 1)
     if num_probes < least:
         raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
+    meter = Metered(operator)
     if method == "auto":
         method = _choose(operator, num_probes)
-    meter = Metered(operator)
     run = {"exact": _exact, "hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}[method]
     estimate = run(meter, num_probes, seed)
     if progress is not None:
@@ -203,6 +204,7 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     return from_samples("trace", samples.cpu(), rule=StudentT(num // 2), **about, spread=math.sqrt(num / (num - 2)))
 
 
+@full_precision()
 def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
     """||A||_F, not squared: the root of the unbiased Tr A^2.
 
@@ -254,6 +256,7 @@ def _dense_norm(meter: Metered) -> Estimate:
     return Estimate(name="Frobenius norm", value=float(dense.norm()), exact=True, **about)
 
 
+@full_precision()
 def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
     """The diagonal (dim,), by the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007).
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import NumericalWarning
 from ..operators.algebra import Metered
-from ..operators.base import Operator
+from ..operators.base import Operator, full_precision
 from ..results import equal, new_axes, save
 from .head import BlockSpace, Progress, dense_eigenpairs, row_norms
 
@@ -81,6 +81,7 @@ class EigenPairs:
         return ax
 
 
+@full_precision()
 def top_eigenpairs(
     op: Operator,
     k: int = 10,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import NumericalWarning
 from ..operators.algebra import Metered
-from ..operators.base import Operator
+from ..operators.base import Operator, full_precision
 from ..results import equal, save
 from .head import Progress, refuse_non_finite, row_norms
 
@@ -60,6 +60,7 @@ class Solution:
         return save(self, path)
 
 
+@full_precision()
 def solve(
     op: Operator,
     b: Tensor,

@@ -23,6 +23,10 @@ class Derived(Operator):
     """An operator that stands on another and takes its space, dtype and device from it."""
 
     def __init__(self, base: Operator) -> None:
+        if not isinstance(base, Operator):
+            raise TypeError(
+                f"expected an operator such as ritz.Hessian(risk) or ritz.GGN(risk), got {type(base).__name__}"
+            )
         self.base = base
         self.space, self.dtype, self.device = base.space, base.dtype, base.device
         self.matrix = base.matrix

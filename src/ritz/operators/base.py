@@ -3,8 +3,9 @@
 A subclass says how the matrix acts on rows; everything else (columns, algebra, dense form, SciPy) is here.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +20,16 @@ from ..space import Distribution, ParamSpace
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No autocast from outside: what is done with vectors is done in their own precision."""
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class Operator(ABC):

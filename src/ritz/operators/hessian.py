@@ -73,7 +73,9 @@ class Hessian(RiskOperator):
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.route == "auto":
-            self.route = self._choose(params, batch, rows)
+            # the same for every Hessian of this risk, so that two runs do not differ by a stroke of the clock
+            self.route = self.risk.routes.get(self.risk.names) or self._choose(params, batch, rows)
+            self.risk.routes[self.risk.names] = self.route
         try:
             return self._by(self.route, params, batch, rows)
         except RuntimeError as error:
@@ -124,7 +126,7 @@ class Hessian(RiskOperator):
                 raise
             self._batched = False  # no batching rule, or a wrong one (group_norm's): from here on one vector at a time
             return self._reverse(params, batch, rows)
-        return torch.cat([image.flatten(1) for image in images], dim=1), weight.detach()
+        return self.space.join(dict(zip(self.space.names, images, strict=True)), lead=1), weight.detach()
 
     def _difference(self, params: Params, batch: Batch, rows: Tensor, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
         """Truncation error ~ step^2, rounding ~ eps / step: the best step is eps^(1/3), relative to |w| / |v|."""
