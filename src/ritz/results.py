@@ -178,7 +178,8 @@ class Estimate:
     Attributes:
         name: What was estimated.
         value: The number, or a tensor of one per sample or parameter.
-        stderr: Sampling error of `value`, one standard error; 0 where it is exact, NaN where one probe gives none.
+        stderr: Sampling error of `value`, one standard error; 0 where nothing was averaged (exact and Ritz
+            values), NaN where one probe gives none.
         bracket: (lower, upper) error of quadrature or of a residual; None where there is none beyond round-off.
         samples: What each probe gave, (num_probes,); `value` is their mean to the power `power`.
         power: 0.5 for a norm that is the root of an averaged square, else 1.
@@ -332,7 +333,6 @@ _HOMES = {
     "Tridiagonal": "ritz.krylov.lanczos",
     "LanczosState": "ritz.krylov.lanczos",
     "EigenPairs": "ritz.krylov.eigen",
-    "Solution": "ritz.krylov.solve",
 }
 
 

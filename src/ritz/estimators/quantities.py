@@ -11,6 +11,7 @@ depth of the quadrature and the coupling of head and tail, is a bracket.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import NumericalWarning
 from ..krylov.lanczos import Tridiagonal
 from ..krylov.quadrature import Quadrature
 from ..results import (
@@ -236,15 +238,21 @@ class Spectrum:
         """The spectral density on a grid, smoothed by a normal kernel of standard deviation `width`.
 
         (1 / P) sum_i N(x - lambda_i, width^2), with pointwise intervals. The default width is the larger of 1 % of the
-        range and range / num_steps, the finest that the quadrature resolves; a smaller one is refused.
+        range and range / num_steps, the finest that the quadrature resolves; a smaller one shows single nodes.
+
+        Warns:
+            NumericalWarning: If `width` is finer than that.
         """
         grid = self.default_grid() if grid is None else torch.as_tensor(grid).double()
         low, high = self.range()
         finest = (high - low) / self.num_steps if self.tail is not None else 0.0
         width = max(finest, 0.01 * (high - low)) or 1.0 if width is None else float(width)
         if width < finest * (1 - 1e-9):
-            raise ValueError(
-                f"width {width:g} is finer than {self.num_steps} steps resolve; take at least {finest:.3g}"
+            warnings.warn(
+                f"width {width:g} is finer than {self.num_steps} steps resolve: what shows are nodes, not eigenvalues; "
+                f"take at least {finest:.3g}, or more steps",
+                NumericalWarning,
+                stacklevel=2,
             )
 
         head = _smooth(grid, width, self.head, torch.full_like(self.head, 1 / self.dim))

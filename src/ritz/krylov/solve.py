@@ -7,11 +7,8 @@ column stops there and keeps the x it has. The residual of the recurrence drifts
 b - A x is computed anew, and the iteration is resumed from there while that helps.
 """
 
-import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +16,6 @@ from torch import Tensor
 from ..errors import NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from ..results import equal, save
 from .head import Progress, refuse_non_finite, row_norms
 
 Preconditioner = Operator | Callable[[Tensor], Tensor]
@@ -28,12 +24,10 @@ _LOOK = 8  # steps between looks at whether all columns are done: each look wait
 _ROUNDS = 3  # times the iteration is resumed from the true residual
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Solution:
-    """The solution of A x = b and how good it is.
+class Solution(Tensor):
+    """The solution x of A x = b: a tensor of the shape of b, which knows how good it is.
 
     Attributes:
-        x: The solution, of the shape of b, (dim,) or (dim, k).
         residuals: |b - A x| / |b|, recomputed, one per column (a scalar tensor for one vector), float64.
         converged: Which columns are within tolerance, bool.
         negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is where CG had come to.
@@ -43,7 +37,9 @@ class Solution:
         convention: Which matrix.
     """
 
-    x: Tensor
+    # what is computed from it is a plain tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
     residuals: Tensor
     converged: Tensor
     negative_curvature: Tensor
@@ -52,12 +48,10 @@ class Solution:
     stop: str
     convention: str
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
+    @property
+    def x(self) -> Tensor:
+        """The plain tensor."""
+        return self.as_subclass(Tensor)
 
 
 @full_precision()
@@ -70,7 +64,7 @@ def solve(
     preconditioner: Preconditioner | None = None,
     progress: Progress | None = None,
 ) -> Solution:
-    """The solution of A x = b by preconditioned conjugate gradients; `.x` is the tensor.
+    """The solution of A x = b by preconditioned conjugate gradients: a tensor that also knows its residual.
 
     Args:
         op: A, symmetric positive definite: `H + damping` for a Hessian.
@@ -91,7 +85,7 @@ def solve(
     Example:
         >>> from ritz.operators.algebra import DenseOperator
         >>> A = DenseOperator(torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64)))
-        >>> solve(A + 1.0, torch.tensor([2.0, 8.0], dtype=torch.float64)).x.tolist()
+        >>> solve(A + 1.0, torch.tensor([2.0, 8.0], dtype=torch.float64)).tolist()
         [1.0, 2.0]
     """
     steps = _check(op, b, tol, max_steps)
@@ -209,16 +203,11 @@ def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int
             stacklevel=3,
         )
     shape = b.shape[1:]
-    return Solution(
-        x=run.x.T.reshape(b.shape),
-        residuals=relative.reshape(shape),
-        converged=converged.reshape(shape),
-        negative_curvature=negative.reshape(shape),
-        num_steps=run.steps,
-        products=op.products,
-        stop=stop,
-        convention=op.convention(),
-    )
+    found = run.x.T.reshape(b.shape).contiguous().as_subclass(Solution)
+    found.residuals, found.converged = relative.reshape(shape), converged.reshape(shape)
+    found.negative_curvature = negative.reshape(shape)
+    found.num_steps, found.products, found.stop, found.convention = run.steps, op.products, stop, op.convention()
+    return found
 
 
 def _check(op: Operator, b: Tensor, tol: float, max_steps: int | None) -> int:
