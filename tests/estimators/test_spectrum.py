@@ -145,6 +145,32 @@ def test_block_traces_add_up_and_agree_with_the_dense_blocks():
         assert abs(float(parts[name].value) - truth) <= 4.5 * float(parts[name].stderr) + 1e-9
 
 
+def test_squared_norms_of_the_rows_of_each_parameter_add_up_to_the_frobenius_norm():
+    risk = small_risk()
+    H = ritz.Hessian(risk)
+    dense = H.dense()
+    s = ritz.spectrum(H, 20, 64)
+    norm = ritz.frobenius_norm(H, 120)
+    for name, place in risk.space.slices.items():
+        truth = float(dense[place].square().sum())
+        part = s.moment(2).parts[name]
+        assert abs(float(part.value) - truth) <= 4.5 * float(part.stderr) + 1e-9
+        low, high = norm.parts[name].interval(0.9999)
+        assert low <= math.sqrt(truth) <= high
+    assert sum(float(p.value) for p in s.moment(2).parts.values()) == pytest.approx(float(s.moment(2).value), rel=0.02)
+
+
+def test_a_complete_spectrum_has_exact_parts():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    H = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(9, 3), torch.randint(2, (9,)))))
+    dense, s = H.dense(), ritz.spectrum(H)
+    for name, place in H.space.slices.items():
+        assert s.trace.parts[name].exact
+        assert float(s.trace.parts[name].value) == pytest.approx(float(dense[place, place].trace()), abs=1e-10)
+        assert float(s.moment(2).parts[name].value) == pytest.approx(float(dense[place].square().sum()), abs=1e-10)
+
+
 # ------------------------------------------------------------------------------------- how the run is made
 
 

@@ -163,3 +163,20 @@ def test_auto_does_not_hide_a_product_that_is_not_finite():
     single = ritz.Risk(root_risk().model, root_risk()._loss, (torch.zeros(2, 2), torch.zeros(2, 2)))
     with pytest.raises(NonFiniteError, match="batch 0"):
         ritz.Hessian(single) @ torch.ones(4)
+
+
+def test_where_memory_runs_out_fewer_vectors_are_taken_at_once():
+    seen = []
+
+    class Hungry(ritz.GGN):
+        def _batch_rows(self, params, batch, rows):
+            seen.append(len(rows))
+            if len(rows) > 3:
+                raise torch.OutOfMemoryError("too many vectors")
+            return super()._batch_rows(params, batch, rows)
+
+    risk = cases.problem("mlp_relu").risk()
+    G, V = Hungry(risk), torch.randn(risk.dim, 8)
+    torch.testing.assert_close(G @ V, ritz.GGN(risk) @ V)
+    assert seen[:2] == [8, 4]
+    assert max(seen[2:]) == 2  # learnt, and not tried again

@@ -59,7 +59,8 @@ class Spectrum:
         ends: (smallest, its residual, largest, its residual) Ritz value of the head's whole block space, or empty.
         tail: The tridiagonals of the probes, or None where the head is complete.
         layers: Names of the parameters.
-        layer_samples: Per probe and parameter, the trace of its diagonal block, (K, len(layers)).
+        layer_samples: Per probe and parameter, the trace of its diagonal block and the squared norm of its rows of the
+            matrix, (2, K, len(layers)).
         positive: Whether the matrix is positive semi-definite by construction.
         noise: Relative round-off of one product.
         products, seed, stop, convention: See `Estimate`.
@@ -91,16 +92,15 @@ class Spectrum:
     @property
     def trace(self) -> Estimate:
         """Tr H; `parts` are the traces of the diagonal blocks of single parameters, from the same products."""
-        cost = self._cost("trace of the diagonal block of one parameter")
-        exact: dict[str, Any] = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
-        parts = {
-            name: replace(from_samples(f"trace of {name}", column, **cost), **exact)
-            for name, column in zip(self.layers, self.layer_samples.T, strict=True)
-        }
+        parts = self._parts("trace", self.layer_samples[0], "trace of the diagonal block of one parameter")
         return self._average("trace", lambda t: t, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts)
 
     def moment(self, k: int) -> Estimate:
-        """Tr H^k. For k = 2 it is the unbiased squared Frobenius norm; k up to 2 m - 1 are free of depth error."""
+        """Tr H^k, free of depth error up to k = 2 m - 1.
+
+        For k = 2 it is the unbiased squared Frobenius norm; `parts` are the shares of single parameters in it, the
+        squared norms of their rows of the matrix, from the same products.
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if self.tail is not None and k > 2 * self.num_steps - 1:
@@ -110,7 +110,10 @@ class Spectrum:
         head = float(self.head.pow(k).sum())
         if k == 2:  # exact for any orthonormal locked rows: 2 |HU|^2 - |U'HU|^2 + |QHQ|^2
             head += 2 * float(self.head_residuals.square().sum())
-            return self._average("moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf))
+            parts = self._parts("squared norm", self.layer_samples[1], "squared norm of the rows of one parameter")
+            return self._average(
+                "moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts
+            )
         # second order in the coupling E: |Tr H^k - Tr (H - E)^k| <= k (k - 1) / 2 ||H||^(k-2) ||E||_F^2
         bound = float(self.spectral_norm.value) + self.coupling
         slack = k * (k - 1) / 2 * bound ** (k - 2) * 2 * float(self.head_residuals.square().sum())
@@ -358,6 +361,14 @@ class Spectrum:
         """The Gauss rules of the probes."""
         assert self.tail is not None
         return self.tail.gauss()
+
+    def _parts(self, name: str, samples: Tensor, text: str) -> dict[str, Estimate]:
+        """One estimate for each parameter, from samples (K, len(layers))."""
+        exact: dict[str, Any] = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
+        return {
+            layer: replace(from_samples(f"{name} of {layer}", column, **self._cost(text)), **exact)
+            for layer, column in zip(self.layers, samples.T, strict=True)
+        }
 
     def _tail_samples(self, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(P - r) v' f(QHQ) v for each unit probe v, (K,)."""

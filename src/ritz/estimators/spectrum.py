@@ -163,14 +163,29 @@ class _Run:
         scale = image[:2].norm(dim=1).max()
         return max(float((image[2] - image[0] - image[1]).norm() / scale), torch.finfo(x.dtype).eps) if scale else 0.0
 
+    def head_layers(self, head: Head) -> Tensor:
+        """The head's share of each parameter's trace and squared norm, (2, 1, len(layers)).
+
+        theta |u_l|^2 + 2 u_l . r_l and |theta u_l + r_l|^2, summed over the pairs.
+        """
+        image = head.values.to(head.vectors)[:, None] * head.vectors + head.residual_rows
+        traces = head.vectors * (image + head.residual_rows)
+        return self._segments(traces, image.square()).sum(1, keepdim=True)
+
+    def _segments(self, *rows: Tensor) -> Tensor:
+        """Sums over each parameter, (len(rows), k, len(layers)), float64 on the host."""
+        return torch.stack([self.meter.space.segment(each) for each in rows]).double().cpu()
+
     def tail(self, head: Head | None, indices: range, num_steps: int, layers: list[Tensor]) -> Tridiagonal:
-        """Probes in lock-step; their first products also give the traces of the diagonal blocks."""
+        """Probes in lock-step; their first products also give what each parameter has of the trace and of Tr H^2."""
         locked = head.vectors if head is not None and len(head.values) else None
         left = self.meter.dim - (len(locked) if locked is not None else 0)
 
         def observe(step: int, rows: Tensor, image: Tensor) -> None:
             if step == 0:
-                layers.append(left * self.meter.space.segment(rows * image).double().cpu())
+                # H Q v = Q H Q v + U U'H Q v, and U'H Q is the residual rows of the head
+                full = image if head is None else image + (rows @ head.residual_rows.T) @ head.vectors
+                layers.append(left * self._segments(rows * image, full.square()))
             self.report()
 
         state = lanczos(
@@ -184,18 +199,11 @@ class _Run:
         return tail
 
 
-def _head_layers(operator: Operator, head: Head) -> Tensor:
-    """The head's share of the trace of each parameter's block: theta |u_l|^2 + 2 u_l . r_l, summed over pairs."""
-    values = head.values.to(head.vectors)[:, None]
-    per_pair = operator.space.segment(values * head.vectors.square() + 2 * head.vectors * head.residual_rows)
-    return per_pair.sum(0).double().cpu()
-
-
 def _complete(operator: Operator, head: Head, run: _Run) -> Spectrum:
     """The whole spectrum by Rayleigh-Ritz: nothing is left to sample."""
     return Spectrum(
         dim=operator.dim, head=head.values, head_residuals=head.residuals, coupling=0.0, ends=(), tail=None,
-        layers=operator.space.names, layer_samples=_head_layers(operator, head)[None], positive=operator.positive,
+        layers=operator.space.names, layer_samples=run.head_layers(head), positive=operator.positive,
         noise=torch.finfo(operator.dtype).eps, products=run.meter.products, seed=run.seed,
         stop="complete: every eigenvalue was found", convention=operator.convention(),
     )  # fmt: skip
@@ -218,7 +226,7 @@ def _assemble(
         ends=() if head is None else (head.theta_min, head.theta_min_residual, head.theta_max, head.theta_max_residual),
         tail=tail,
         layers=operator.space.names,
-        layer_samples=torch.cat(layers) + (0.0 if head is None else _head_layers(operator, head)),
+        layer_samples=torch.cat(layers, dim=1) + (0.0 if head is None else run.head_layers(head)),
         positive=operator.positive,
         noise=noise,
         products=run.meter.products,

@@ -106,10 +106,17 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
     return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about)
 
 
-def _blocks(meter: Metered, samples: Tensor, seed: int) -> dict[str, Estimate]:
-    about = _about(meter, "trace of the diagonal block of one parameter", seed)
+def _blocks(
+    meter: Metered,
+    samples: Tensor,
+    seed: int,
+    text: str = "trace of the diagonal block of one parameter",
+    **fields: Any,
+) -> dict[str, Estimate]:
+    """One estimate for each parameter, from samples (K, parameters)."""
+    about = _about(meter, text, seed)
     return {
-        name: from_samples(f"trace of {name}", column, **about)
+        name: from_samples(f"{text.split()[0]} of {name}", column, **fields, **about)
         for name, column in zip(meter.space.names, samples.T, strict=True)
     }
 
@@ -209,7 +216,8 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     """||A||_F, not squared: the root of the unbiased Tr A^2.
 
     A third of the products finds the range U of the large eigenvalues, a third their images, a third probes the rest:
-    ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly.
+    ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly. `parts` are the norms of the rows of single
+    parameters, whose squares add up to the square of the whole.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -227,11 +235,16 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     image = meter.rows(basis) if len(basis) else basis
     head = 2 * float(image.double().square().sum()) - float((image.double() @ basis.double().T).square().sum())
     rows = project_out(meter.probes(range(num_probes - 2 * third), seed), basis)
-    tail = project_out(meter.rows(rows), basis)
-    _require_finite(meter, tail)
+    full = meter.rows(rows)
+    _require_finite(meter, full)
+    tail = project_out(full, basis)
     samples = tail.double().square().sum(1).cpu()
+    # a parameter's rows S of the matrix: |SA|^2 = |SAU|^2 + |SAQ|^2
+    shares = (meter.space.segment(full.square()) + meter.space.segment(image.square()).sum(0)).double().cpu()
+    parts = _blocks(meter, shares, seed, "norm of the rows of one parameter", power=0.5)
     about = _about(meter, "||A||_F, not squared", seed)
-    return from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=_square_rule(tail, head), **about)
+    rule = _square_rule(tail, head)
+    return from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **about)
 
 
 def _square_rule(tail: Tensor, head: float) -> IntervalRule:

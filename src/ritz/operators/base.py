@@ -189,6 +189,7 @@ class RiskOperator(Operator):
             raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
         self.risk = risk
         self.space, self.dtype, self.device = risk.space, risk.dtype, risk.device
+        self._chunk = risk.plan.chunk  # shrinks when memory runs out
 
     @abstractmethod
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,9 +205,21 @@ class RiskOperator(Operator):
         return image
 
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass."""
-        parts = [self._batch_rows(params, batch, chunk) for chunk in rows.split(self.risk.plan.chunk)]
-        return torch.cat([image for image, _ in parts]), parts[0][1]
+        """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
+
+        Where memory runs out the chunks are halved, down to one vector; after that the risk takes the batch in pieces.
+        """
+        while True:
+            chunk = min(self._chunk, len(rows))
+            try:
+                parts = [self._batch_rows(params, batch, part) for part in rows.split(chunk)]
+                return torch.cat([image for image, _ in parts]), parts[0][1]
+            except torch.OutOfMemoryError:
+                if chunk == 1:
+                    raise
+            self._chunk = chunk // 2  # outside the except block, whose traceback would hold the memory
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def version(self) -> Hashable:
         return self.risk.version()
