@@ -198,7 +198,7 @@ def item_by_item(loss: Loss, cotangents: Tensor, out: Tensor, batch: Batch, chun
             f"which outputs belong to each of the {num} items of a sample is not known for {type(loss).__name__}; "
             "use probes"
         )
-    dim, _ = loss._layout(out, batch.data)
+    dim, _ = loss.layout(out, batch.data)
     places = out.movedim(dim, -1).shape[1:-1]
     for part in torch.arange(num, device=out.device).split(max(1, chunk // len(cotangents))):
         one_hot = F.one_hot(part, num).to(out).reshape(len(part), 1, 1, *places).unsqueeze(dim + 2)

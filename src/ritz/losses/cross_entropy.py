@@ -38,7 +38,7 @@ class CrossEntropy:
     separable = True
     convex = True
 
-    def _layout(self, out: Tensor, batch: Any) -> tuple[int, Tensor]:
+    def layout(self, out: Tensor, batch: Any) -> tuple[int, Tensor]:
         """The class dimension of `out` and the target of the batch, checked against each other."""
         dim, y = self._places(out, self.target(batch))
         if self.class_weight is not None and self.class_weight.shape != (out.shape[dim],):
@@ -79,7 +79,7 @@ class CrossEntropy:
 
     def _weights(self, out: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Per item (n,): its weight w_i and the scale s_i of its Hessian."""
-        dim, y = self._layout(out, batch)
+        dim, y = self.layout(out, batch)
         classes = out.shape[dim]
         cw = out.new_ones(classes) if self.class_weight is None else self.class_weight.to(out)
         if y.is_floating_point():
@@ -94,7 +94,7 @@ class CrossEntropy:
 
     def _item_totals(self, out: Tensor, batch: Any) -> Tensor:
         """w_i times the loss of item i, (n,)."""
-        dim, y = self._layout(out, batch)
+        dim, y = self.layout(out, batch)
         logp = self._flat(out, dim).log_softmax(-1)
         cw = None if self.class_weight is None else self.class_weight.to(out)
         weighted = logp if cw is None else logp * cw
@@ -111,7 +111,7 @@ class CrossEntropy:
 
     def check(self, out: Tensor, batch: Any) -> None:
         """Refuse labels that are no class; a value check, so it is done once and not in every product."""
-        dim, y = self._layout(out, batch)
+        dim, y = self.layout(out, batch)
         if not y.is_floating_point():
             bad = ((y < 0) | (y >= out.shape[dim])) & (y != self.ignore_index)
             if bad.any():
@@ -127,7 +127,7 @@ class CrossEntropy:
 
     def middle(self, kind: Kind, out: Tensor, batch: Any, u: Tensor, draws: Tensor | None = None) -> Tensor:
         """s (p * u - p (p . u)) for "ggn"; c (c . u) for the others, averaged over draws for "fisher"."""
-        dim, _ = self._layout(out, batch)
+        dim, _ = self.layout(out, batch)
         if kind == "fisher":
             return outer_mean(draws, u, (dim,))
         weight, scale = self._weights(out, batch)
@@ -141,7 +141,7 @@ class CrossEntropy:
 
     def _gradient(self, out: Tensor, batch: Any) -> Tensor:
         """Gradient of every item's total in its logits, (n, classes): s p - weighted target."""
-        dim, _ = self._layout(out, batch)
+        dim, _ = self.layout(out, batch)
         return self._flat(gradient(lambda o: self.total(o, batch), out), dim)
 
     def num_roots(self, out: Tensor, batch: Any) -> int:
@@ -150,7 +150,7 @@ class CrossEntropy:
 
     def roots(self, out: Tensor, batch: Any, chunk: int) -> Iterator[Tensor]:
         """sqrt(s p_c) (e_c - p), class by class, item by item of each sample."""
-        dim, _ = self._layout(out, batch)
+        dim, _ = self.layout(out, batch)
         scale, p = self._weights(out, batch)[1], self._flat(out, dim).softmax(-1)
         per_sample = len(p) // len(out)
         places = torch.arange(len(p), device=out.device) % per_sample
@@ -164,7 +164,7 @@ class CrossEntropy:
 
     def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
         """sqrt(s) (p - e_c) with c drawn from p by inversion."""
-        dim, _ = self._layout(out, batch)
+        dim, _ = self.layout(out, batch)
         scale, p = self._weights(out, batch)[1], self._flat(out, dim).softmax(-1)
         level = uniforms(len(p), "label").to(p)
         label = (p.cumsum(-1) < level[:, None]).sum(-1).clamp(max=p.shape[1] - 1)
@@ -173,7 +173,7 @@ class CrossEntropy:
 
     def items(self, out: Tensor, batch: Any) -> Items:
         """Loss, weight, signed margin f_y - max f_j and probabilities of every item."""
-        dim, y = self._layout(out, batch)
+        dim, y = self.layout(out, batch)
         weight, _ = self._weights(out, batch)
         totals, logits = self._item_totals(out, batch), self._flat(out, dim)
         loss = totals / weight.where(weight != 0, 1.0)
