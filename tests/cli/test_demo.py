@@ -16,8 +16,9 @@ from ritz.results import Estimate, Exact, StudentT
 
 
 def ritz_command(*words: str, **environment: str) -> subprocess.Popen:
-    """`ritz` in a process of its own."""
-    code = "import sys; from ritz.cli import main; sys.exit(main())"
+    """`ritz` in a process of its own, which hears Ctrl-C also where the tests run in the background and do not."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from ritz.cli import main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **environment},
