@@ -18,31 +18,34 @@ HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "pandas")
 # Who may import whom when loaded, a package counting as one. Each row names rows above it only; an import inside
 # a function, for figures and reports, is free. Not every row above is allowed: optim knows no measures, random matrix
 # theory knows no networks, and nothing knows the command line.
+RESULTS = "errors intervals storage results"
 ALLOWED = {
     "errors": "",
-    "results": "errors",
+    "intervals": "errors",
+    "storage": "errors",
+    "results": "errors intervals storage",
     "comm": "errors",
     "reducers": "errors comm",
     "space": "errors comm",
-    "plan": "errors results",
+    "plan": RESULTS,
     "losses": "errors space",
     "layers": "errors space losses",
     "batches": "errors comm reducers space plan",
     "modes": "errors space batches",
-    "risk": "errors results comm reducers space plan losses layers batches modes",
+    "risk": f"{RESULTS} comm reducers space plan losses layers batches modes",
     "linearity": "errors batches layers risk",
-    "operators": "errors results comm reducers space plan losses layers batches risk",
-    "krylov": "errors results comm space plan operators",
-    "estimators": "errors results comm reducers space plan losses layers batches risk linearity operators krylov",
-    "rmt": "errors results",
-    "measures": "errors results comm reducers space plan losses layers batches risk operators krylov estimators rmt",
-    "landscape": "errors results comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": "errors results comm reducers space plan losses layers batches risk operators krylov estimators rmt",
-    "papers": "errors results space plan losses batches risk operators krylov estimators rmt measures landscape optim",
-    "report": "errors results rmt measures landscape papers",
-    "integrations": "errors results comm space plan losses batches risk operators estimators measures optim report",
-    "testing": "errors results comm reducers space plan losses batches risk operators krylov estimators rmt optim",
-    "cli": "errors results plan losses risk operators krylov estimators rmt measures landscape optim papers report "
+    "operators": f"{RESULTS} comm reducers space plan losses layers batches risk",
+    "krylov": f"{RESULTS} comm space plan operators",
+    "estimators": f"{RESULTS} comm reducers space plan losses layers batches risk linearity operators krylov",
+    "rmt": RESULTS,
+    "measures": f"{RESULTS} comm reducers space plan losses layers batches risk operators krylov estimators rmt",
+    "landscape": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators",
+    "optim": f"{RESULTS} comm reducers space plan losses layers batches risk operators krylov estimators rmt",
+    "papers": f"{RESULTS} space plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "report": f"{RESULTS} rmt measures landscape papers",
+    "integrations": f"{RESULTS} comm space plan losses batches risk operators estimators measures optim report",
+    "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
+    "cli": f"{RESULTS} plan losses risk operators krylov estimators rmt measures landscape optim papers report "
     "integrations testing",
 }
 

@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import ritz
-from ritz.results import (
-    ChiSquare,
-    Estimate,
-    Exact,
-    Magnitude,
-    RandomStart,
-    StudentT,
-    equal,
-    from_samples,
-    matched_dof,
-    save,
-    show,
-)
+from ritz.intervals import ChiSquare, Exact, Magnitude, RandomStart, StudentT, matched_dof
+from ritz.results import Estimate, from_samples, show
+from ritz.storage import equal, save
 
 
 def estimate(**fields):
@@ -305,7 +295,7 @@ def test_a_result_without_its_tensors_is_refused(tmp_path):
 def test_a_kill_between_the_two_files_is_noticed_and_leaves_whole_ones(tmp_path, monkeypatch):
     old, new = estimate(samples=torch.ones(2)), estimate(value=4.0, samples=torch.zeros(2))
     path = old.save(tmp_path / "a")
-    import ritz.results as module
+    import ritz.storage as module
 
     real = module._replace
 

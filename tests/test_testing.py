@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import ritz
+from ritz.intervals import ChiSquare, StudentT, matched_dof
 from ritz.operators import DenseOperator, FunctionOperator
 from ritz.operators.algebra import Scaled
-from ritz.results import ChiSquare, Estimate, StudentT, from_samples, matched_dof
+from ritz.results import Estimate, from_samples
 from ritz.space import ParamSpace
 from ritz.testing import check_estimator, check_operator
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from ritz.operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
     from ritz.operators.hessian import Hessian
     from ritz.plan import Plan
-    from ritz.results import Estimate, load
+    from ritz.results import Estimate
     from ritz.risk import Risk
+    from ritz.storage import load
 
 __version__ = "0.1.0"
 
@@ -90,7 +91,7 @@ _HOME = {
     "sample_traces": "ritz.estimators.samples",
     "curvature_noise": "ritz.estimators.noise",
     "Estimate": "ritz.results",
-    "load": "ritz.results",
+    "load": "ritz.storage",
 }
 _SUBMODULES = ("losses", "operators", "testing")
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .operators.base import Operator
-from .results import Estimate, load
+from .results import Estimate
+from .storage import load
 
 DENSE_LIMIT = 600  # the largest matrix that is formed in full
 _RTOL = {torch.float64: 1e-9, torch.float32: 1e-3}

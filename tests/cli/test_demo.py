@@ -11,8 +11,9 @@ import pytest
 
 import ritz
 from ritz.cli import demo, main
+from ritz.intervals import Exact, StudentT
 from ritz.papers import digits
-from ritz.results import Estimate, Exact, StudentT
+from ritz.results import Estimate
 
 
 def ritz_command(*words: str, **environment: str) -> subprocess.Popen:

@@ -14,7 +14,8 @@ from matrices import DIM, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
 from scipy.stats import norm
 
 import ritz
-from ritz.results import Estimate, StudentT
+from ritz.intervals import StudentT
+from ritz.results import Estimate
 
 NUM_SEEDS = 300
 STEPS = 20

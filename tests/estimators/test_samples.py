@@ -36,8 +36,8 @@ from ritz.estimators.samples import exact_trace, sample_traces
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, Hessian
 from ritz.plan import Plan
-from ritz.results import load
 from ritz.risk import Risk
+from ritz.storage import load
 
 torch.set_default_dtype(torch.float64)
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import ritz
 from ritz.errors import NonFiniteError, NumericalWarning
+from ritz.intervals import ChiSquare, StudentT
 from ritz.operators import DenseOperator
-from ritz.results import ChiSquare, StudentT
 
 MODES = ("locked", "full", "none")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ritz.errors import NonFiniteError, NumericalWarning
 from ritz.krylov.eigen import EigenPairs, top_eigenpairs
 from ritz.operators.algebra import DenseOperator, FunctionOperator, Metered
-from ritz.results import load
+from ritz.storage import load
 
 f64 = torch.float64
 WHICH = ["largest", "smallest", "both", "magnitude"]

@@ -10,7 +10,7 @@ from ritz.errors import NonFiniteError
 from ritz.krylov.head import Head, find_head, orthonormalised
 from ritz.krylov.lanczos import lanczos
 from ritz.operators.algebra import DenseOperator, FunctionOperator, Metered, Projected
-from ritz.results import load
+from ritz.storage import load
 
 f64 = torch.float64
 OUTLIERS = torch.tensor([10.0, -8.0, 7.0, 6.0, 5.0, 4.0, 3.0], dtype=f64)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ritz.krylov.lanczos import LanczosState, Tridiagonal, advance, extend, lanczos, start
 from ritz.operators.algebra import DenseOperator, FunctionOperator, Projected
-from ritz.results import load
+from ritz.storage import load
 
 f64 = torch.float64
 

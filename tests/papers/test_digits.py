@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import ritz
+from ritz.intervals import StudentT
 from ritz.papers import digits
-from ritz.results import Estimate, StudentT
+from ritz.results import Estimate
 
 TINY = digits.Settings(
     epochs=3, hidden=(4,), weight_decays=(0.0, 5e-2), num_steps=60, num_probes=8, dtype=torch.float64

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ..batches import Batch
 from ..errors import UnsupportedError
+from ..intervals import ChiSquare, StudentT
 from ..operators.base import RiskOperator, full_precision
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..reducers import Moments, sum_pieces
-from ..results import ChiSquare, Estimate, StudentT, from_samples
+from ..results import Estimate, from_samples
 from ..risk import Params, Risk
 from ..space import random_uniform
 

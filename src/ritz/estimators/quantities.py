@@ -22,22 +22,11 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalWarning
+from ..intervals import ChiSquare, Exact, IntervalRule, Magnitude, RandomStart, StudentT, matched_dof
 from ..krylov.lanczos import Tridiagonal
 from ..krylov.quadrature import Quadrature
-from ..results import (
-    ChiSquare,
-    Estimate,
-    Exact,
-    IntervalRule,
-    Magnitude,
-    RandomStart,
-    StudentT,
-    equal,
-    from_samples,
-    matched_dof,
-    new_axes,
-    save,
-)
+from ..results import Estimate, from_samples, new_axes
+from ..storage import equal, save
 
 if TYPE_CHECKING:
     import os

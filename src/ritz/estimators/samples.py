@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..batches import Batch
 from ..errors import NonFiniteError, UnsupportedError
+from ..intervals import Exact, StudentT
 from ..linearity import multi_affine
 from ..losses import Loss
 from ..operators.algebra import Block, Metered, Scaled, Shifted, Sum
@@ -26,7 +27,7 @@ from ..operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovar
 from ..operators.hessian import Hessian
 from ..operators.noise import BatchNoise
 from ..reducers import Concat, Mean
-from ..results import Estimate, Exact, StudentT
+from ..results import Estimate
 from ..risk import Params, Progress, Risk
 from .squares import SquaredGradients, item_by_item, item_gradients, num_items, refuse_rows, sample_weights
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..intervals import ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
 from ..operators.algebra import Metered, project_out
 from ..operators.base import Operator, full_precision
-from ..results import ChiSquare, Estimate, Exact, Hull, IntervalRule, StudentT, from_samples, matched_dof
+from ..results import Estimate, from_samples
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
 

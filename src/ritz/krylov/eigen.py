@@ -18,7 +18,8 @@ from torch import Tensor
 from ..errors import NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from ..results import equal, new_axes, save
+from ..results import new_axes
+from ..storage import equal, save
 from .head import BlockSpace, Progress, dense_eigenpairs, row_norms
 
 if TYPE_CHECKING:

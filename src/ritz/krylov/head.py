@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import NonFiniteError
 from ..operators.base import Operator
-from ..results import equal, save
+from ..storage import equal, save
 from .lanczos import BREAKDOWN
 
 Progress = Callable[[int, int], None]  # (products done, products expected)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..operators.algebra import project_out
 from ..operators.base import Operator
-from ..results import equal, save
+from ..storage import equal, save
 from . import quadrature
 from .quadrature import Quadrature
 

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from ..batches import isolated_rng
 from ..estimators.quantities import Spectrum
 from ..estimators.spectrum import spectrum
+from ..intervals import StudentT
 from ..operators.hessian import Hessian
-from ..results import Estimate, StudentT, from_samples
+from ..results import Estimate, from_samples
 from ..risk import Risk
 
 Data = tuple[Tensor, Tensor]  # inputs (N, 64) in [0, 1], labels (N,)

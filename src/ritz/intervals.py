@@ -1,0 +1,151 @@
+"""Intervals: how a value, its sampling error and its bracket become a range that holds the truth as often as it says.
+
+No one rule is honest for every number. A mean of few probes wants Student's t; one of skewed quadratic forms a
+chi-square; an extreme eigenvalue a bound from its random starts. tests/estimators/test_coverage.py shows them to hold.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor  # a float, or a tensor of one number per sample or parameter
+Pair = tuple[Number, Number]
+
+
+class IntervalRule(Protocol):
+    """How a value, its sampling error and its bracket become an interval."""
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Lower and upper end at the given level."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """No sampling error: the bracket is the interval (and the value, where there is no bracket)."""
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """The bracket."""
+        return bracket
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """bracket -/+ t stderr, with `dof` degrees of freedom: right for means of K probes once outliers are locked."""
+
+    dof: float
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Lower end of the bracket less t standard errors, upper end plus as many."""
+        from scipy.stats import t
+
+        width = (
+            stderr * float(t.ppf(0.5 + level / 2, self.dof)) if self.dof > 0 else math.inf
+        )  # one probe has no spread
+        return bracket[0] - width, bracket[1] + width
+
+
+@dataclass(frozen=True)
+class ChiSquare:
+    """Scaled chi-square with matched degrees of freedom: for a quadratic form of a positive matrix, K probes.
+
+    v'Av summed over K normal probes has mean K Tr A and variance 2 K Tr A^2, as c chi^2(nu) has for
+    nu = K (Tr A)^2 / Tr A^2 (Satterthwaite 1946). It covers where a few large eigenvalues make the mean skewed.
+    `offset` is the part that takes no share in the sampling; above the value, where the form is skewed to the left.
+    """
+
+    dof: Number
+    offset: Number = 0.0
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """offset + nu (value - offset) / chi^2 quantiles."""
+        low, high = (self.dof / self._quantile(q) for q in (0.5 + level / 2, 0.5 - level / 2))
+        ends = self.offset + (bracket[0] - self.offset) * low, self.offset + (bracket[1] - self.offset) * high
+        if isinstance(ends[0], Tensor) or ends[0] <= ends[1]:
+            return ends
+        return ends[1], ends[0]  # skewed to the left
+
+    def _quantile(self, q: float) -> Number:
+        from scipy.stats import chi2
+
+        if isinstance(self.dof, Tensor):
+            return torch.as_tensor(chi2.ppf(q, self.dof.double().cpu().numpy())).to(self.dof)
+        return float(chi2.ppf(q, self.dof))
+
+
+@dataclass(frozen=True)
+class Hull:
+    """The smallest interval that holds those of several rules, for what no one of them is honest about alone."""
+
+    rules: tuple[IntervalRule, ...]
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the lowest end to the highest."""
+        ends = [rule.interval(value, stderr, bracket, level) for rule in self.rules]
+        return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
+
+
+def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Number:
+    """Degrees of freedom of a mean of `num_probes` forms v'Av, A positive of order `dim`, v uniform on the sphere.
+
+    nu = K (Tr A)^2 / Tr A^2 for normal probes; on the sphere the part along the identity has no variance, which divides
+    by 1 - (Tr A)^2 / (n Tr A^2). At least K, since (Tr A)^2 >= Tr A^2; capped where the form hardly varies at all.
+
+    Example:
+        >>> matched_dof(8, trace=1.0, square=1.0, dim=1000) // 0.01 / 100  # one eigenvalue: chi^2 with K degrees
+        8.0
+    """
+    ratio = torch.as_tensor(trace).double().square() / torch.as_tensor(square).double().clamp(min=1e-300)
+    dof = num_probes * (ratio / (1 - ratio / dim).clamp(min=1e-6)).clamp(min=1.0, max=1e9)
+    return dof if isinstance(trace, Tensor) else float(dof)
+
+
+@dataclass(frozen=True)
+class RandomStart:
+    """One-sided bound on an extreme eigenvalue from m Lanczos steps on K random starts.
+
+    P[lambda_1 - theta > eps (lambda_1 - lambda_n)] <= 1.648 sqrt(n) exp(-(2m - 1) sqrt(eps)) for a start uniform on
+    the sphere (Kuczynski and Wozniakowski 1992, theorem 4.2), to the power K for K independent starts. With pairs
+    locked the starts run in what is left, and no eigenvalue lies further out than the further of `locked` and that
+    bound, plus `slack`, the coupling between the two (Weyl). The other end is the Ritz value, which never overshoots.
+    """
+
+    dim: int
+    num_steps: int
+    num_probes: int
+    spread: float  # largest less smallest Ritz value of the random starts
+    reach: float  # the most extreme of them, on the side that is bounded
+    locked: float  # the most extreme locked Ritz value on that side
+    slack: float
+    largest: bool  # bound the largest eigenvalue (else the smallest)
+
+    def bound(self, level: float) -> float:
+        """What the eigenvalue exceeds with probability at most 1 - level."""
+        log_odds = math.log(1.648 * math.sqrt(self.dim)) - math.log(1 - level) / self.num_probes
+        eps = (log_odds / (2 * self.num_steps - 1)) ** 2
+        if self.spread and eps >= 0.5:  # too few steps to say anything
+            return math.inf if self.largest else -math.inf
+        over = self.spread * eps / (1 - 2 * eps) if self.spread else 0.0
+        if self.largest:
+            return max(self.locked, self.reach + over) + self.slack
+        return min(self.locked, self.reach - over) - self.slack
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the Ritz value to the bound."""
+        if self.largest:
+            return bracket[0], max(float(bracket[1]), self.bound(level))
+        return min(float(bracket[0]), self.bound(level)), bracket[1]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """The larger in size of the bounds at both ends of a spectrum."""
+
+    low: RandomStart
+    high: RandomStart
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the largest |Ritz value| to the further of the two bounds."""
+        return bracket[0], max(float(bracket[1]), self.high.bound(level), -self.low.bound(level))
