@@ -86,7 +86,7 @@ def test_intervals_with_a_bracket_cover_at_least_91_percent(name, num_probes):
 def test_the_trace_by_itself_covers_too(method, name, num_probes):
     truth, A = SPECTRA[name].sum(), operator(name)
     hits = [covers(ritz.trace(A, method, num_probes, seed), truth) for seed in range(NUM_SEEDS)]
-    assert 0.91 <= sum(hits) / NUM_SEEDS <= 0.99
+    assert 0.91 <= sum(hits) / NUM_SEEDS <= 0.995
 
 
 @pytest.mark.parametrize("name", SPECTRA)
