@@ -89,7 +89,6 @@ CASES = {
     "group norm": (nn.GroupNorm(2, 4), data(5, 4, 3, 3)),
     "embedding": (nn.Embedding(4, 3), tokens(5, 6)),
     "embedding of one token": (nn.Embedding(4, 3), tokens(5)),
-    "embedding with padding": (nn.Embedding(4, 3, padding_idx=1), tokens(5, 6)),
 }
 
 

@@ -348,3 +348,10 @@ def test_a_plot_is_drawn_on_given_or_new_axes(fields):
     assert e.plot(ax) is ax
     assert ax.has_data()
     ax.figure.canvas.draw()
+
+
+def test_a_seed_of_numpy_is_saved(tmp_path):
+    import numpy as np
+
+    e = estimate(seed=np.int64(3))
+    assert ritz.load(e.save(tmp_path / "e")) == e

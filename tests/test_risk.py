@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 import ritz
-from ritz.errors import UnsupportedError, WeightsMovedError
+from ritz.errors import NonFiniteError, UnsupportedError, WeightsMovedError
 from ritz.operators import Metered
 from ritz.reducers import Concat, Mean, Moments
 
@@ -725,3 +725,38 @@ def test_hooks_on_backward_passes_do_not_touch_products_and_stay():
     assert calls == []
     CE(model(X.clone().requires_grad_()), Y).backward()
     assert set(calls) == {"module", "weight"}
+
+
+def test_a_loss_that_reads_the_weights_by_itself_is_refused():
+    model = nn.Linear(3, 1)
+
+    def penalised(out, y):
+        return (out - y).square().mean() + 0.5 * sum(p.square().sum() for p in model.parameters())
+
+    with pytest.raises(UnsupportedError, match="the loss reads weights beside the outputs"):
+        ritz.Risk(model, penalised, (torch.randn(5, 3), torch.randn(5, 1))).loss()
+
+
+def test_an_infinite_buffer_is_a_mask_and_a_nan_is_not():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
+
+        def forward(self, x):
+            return self.layer(x) @ self.mask.softmax(-1)
+
+    model, data = Masked(), (torch.randn(4, 3), torch.randint(3, (4,)))
+    assert ritz.Risk(model, nn.CrossEntropyLoss(), data).loss() > 0
+    model.mask[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="mask is not finite"):
+        ritz.Risk(model, nn.CrossEntropyLoss(), data).loss()
+
+
+def test_an_embedding_that_renormalises_its_rows_is_not_changed():
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(6, 2))
+    before = model[0].weight.detach().clone()
+    ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randint(5, (4, 2)), torch.randint(2, (4,)))).gradient()
+    assert torch.equal(model[0].weight, before)
+    assert model[0].max_norm == 0.1

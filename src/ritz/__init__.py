@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import losses, operators, testing
+    from ritz import errors, losses, operators, testing
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -56,6 +56,7 @@ __all__ = [
     "__version__",
     "curvature_noise",
     "diagonal",
+    "errors",
     "frobenius_norm",
     "load",
     "logdet",
@@ -93,7 +94,7 @@ _HOME = {
     "Estimate": "ritz.results",
     "load": "ritz.storage",
 }
-_SUBMODULES = ("losses", "operators", "testing")
+_SUBMODULES = ("errors", "losses", "operators", "testing")
 
 
 def __getattr__(name: str) -> Any:

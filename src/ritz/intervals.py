@@ -125,7 +125,7 @@ class RandomStart:
         """What the eigenvalue exceeds with probability at most 1 - level."""
         log_odds = math.log(1.648 * math.sqrt(self.dim)) - math.log(1 - level) / self.num_probes
         eps = (log_odds / (2 * self.num_steps - 1)) ** 2
-        if self.spread and eps >= 0.5:  # too few steps to say anything
+        if eps >= 0.5 and (self.spread or self.num_steps == 1):  # too few steps to say anything
             return math.inf if self.largest else -math.inf
         over = self.spread * eps / (1 - 2 * eps) if self.spread else 0.0
         if self.largest:

@@ -214,12 +214,9 @@ def _batch_norm(capture: Capture, size: int) -> Squares:
 
 
 def _embedding(capture: Capture, size: int) -> Squares:
-    """Gradients of equal tokens add up before they are squared; the padding token has none."""
-    table = _module(capture, nn.Embedding)
+    """Gradients of equal tokens add up before they are squared."""
     token = capture.input.reshape(size, -1)  # (B, T)
     g = capture.grad.reshape(len(capture.grad), *token.shape, -1)  # (r, B, T, d)
-    if table.padding_idx is not None:
-        g = g * (token != table.padding_idx)[..., None]
     ranked, order = token.sort(1)
     slot = F.pad((ranked[:, 1:] != ranked[:, :-1]).cumsum(1), (1, 0))  # equal tokens, equal slot
     slot = torch.empty_like(slot).scatter(1, order, slot)

@@ -112,7 +112,7 @@ def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -
         stack.enter_context(isolated_rng(device=device))
         stack.enter_context(_mode(model, mode, dropout))
         stack.enter_context(_no_backward_hooks(model))
-        stack.enter_context(_no_padding_rows(model))
+        stack.enter_context(_plain_embeddings(model))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_no_fused_layers(model, device))
         stack.enter_context(torch.autocast(device.type, enabled=False))
@@ -157,20 +157,20 @@ def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_padding_rows(model: nn.Module) -> Iterator[None]:
-    """The padding row of an embedding is a parameter like any other.
+def _plain_embeddings(model: nn.Module) -> Iterator[None]:
+    """The padding row of an embedding is a parameter like any other, and no row is renormalised in place.
 
     With `padding_idx` reverse mode leaves its gradient out and forward mode does not: the gradient is then that of no
     function, and products are not symmetric.
     """
-    held = [(m, m.padding_idx) for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    held = [(m, m.padding_idx, m.max_norm) for m in model.modules() if isinstance(m, nn.Embedding)]
     try:
-        for m, _ in held:
-            m.padding_idx = None
+        for m, _, _ in held:
+            m.padding_idx = m.max_norm = None
         yield
     finally:
-        for m, index in held:
-            m.padding_idx = index
+        for m, index, norm in held:
+            m.padding_idx, m.max_norm = index, norm
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ Route = Literal["auto", "forward", "reverse", "difference"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How products are computed. Two plans give the same numbers to round-off, at other cost.
+    """How products are computed. Plans with exact routes give the same numbers to round-off, at other cost.
 
     Attributes:
         route: How a Hessian product is taken: "forward" (forward over reverse), "reverse" (reverse over reverse),

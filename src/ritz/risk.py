@@ -34,7 +34,8 @@ class Risk:
     """The mean loss of a model over data, as a function of its weights.
 
     Args:
-        model: Any module. Its weights are read live; nothing of it is ever changed.
+        model: Any module. Its weights are read live; nothing of it is ever changed. Writing to `weight.data` goes
+            unnoticed by torch's version counters, and so by copies in another precision: use `torch.no_grad()` instead.
         loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), a callable(output, target) that gives the
             mean over the batch, or a `ritz.Loss`.
         data: A tuple of tensors (X, y), a DataLoader, or a re-iterable of batches.
@@ -365,7 +366,8 @@ class Risk:
         if key == self._checked:
             return
         for name, tensor in (*self._current()[0].items(), *self._current()[1].items()):
-            if not bool(tensor.isfinite().all()):
+            # a buffer may well be infinite: a causal mask is
+            if bool(tensor.isnan().any() if name not in self.names else (~tensor.isfinite()).any()):
                 raise NonFiniteError(f"{name} is not finite; the network has diverged, load other weights")
         if self.mode == "train" and not self.batches.ordered and not self._settled():
             raise UnsupportedError(
@@ -412,10 +414,24 @@ class Risk:
             self._loss.check(out, batch.data)
         return self._loss.total(out, batch.data), self._loss.weight(out, batch.data)
 
+    def _refuse_hidden_weights(self, params: Params, batch: Batch) -> None:
+        """Refuse a loss that reads the weights by itself: that part of it would be a constant in every product."""
+        if self._loss is None:
+            return
+        out = self.output(params, batch).detach()
+        with torch.enable_grad():
+            total = self._loss.total(out, batch.data)
+        if total.requires_grad:
+            raise UnsupportedError(
+                "the loss reads weights beside the outputs (a penalty, say), and products would not see that part; "
+                "give batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
+            )
+
     def _watched(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """The first batch, with a look for fused attention."""
         with AttentionWatch() as watch:
             result = self._looked_at(params, batch)
+        self._refuse_hidden_weights(params, batch)
         if watch.seen and not self.notes:
             self.notes = ("attention by the math kernel",)
             log.info("attention runs through the math kernel inside products: fused ones have no second derivative")

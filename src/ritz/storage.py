@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import math
+import numbers
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -138,6 +139,8 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return {"float": repr(node)}  # JSON has no infinities
     if node is None or isinstance(node, str | int | float | bool):
         return node
+    if isinstance(node, numbers.Integral):  # a seed of NumPy's
+        return int(node)
     raise TypeError(f"cannot save a {type(node).__name__} (at {where or 'the top'})")
 
 

@@ -159,6 +159,9 @@ def test_disjoint_batches_are_biased(hessians):
         (lambda r: ritz.curvature_noise(r, 4, 4, curvature="fisher"), "curvature must be"),
         (lambda r: ritz.curvature_noise(r, 4, 4, target="all"), "target must be"),
         (lambda r: minibatch_moment(r, 1, 4), "num_pairs must be at least 2"),
+        (lambda r: minibatch_moment(r, 4, 4, curvature="fisher"), "curvature must be"),
+        (lambda r: minibatch_moment(ritz.Hessian(r)), r"expected a ritz\.Risk, got Hessian"),
+        (lambda r: ritz.sample_traces(ritz.Hessian(r)), r"expected a ritz\.Risk, got Hessian"),
         (lambda r: ritz.curvature_noise(ritz.Hessian(r)), r"expected a ritz\.Risk, got Hessian"),
     ],
 )

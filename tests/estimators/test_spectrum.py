@@ -103,6 +103,71 @@ def test_density_integrates_to_one_and_is_positive():
     assert bool((low >= 0).all() and (low <= curve.value + 1e-15).all() and (curve.value <= high + 1e-15).all())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_value_is_the_mean_of_the_samples(mode):
+    s = ritz.spectrum(operator("positive"), 10, 4, reorthogonalize=mode)
+    numbers = [s.trace, s.moment(2), s.moment(3), s.frobenius_norm, s.negative_trace, s.mass(below=3.0), s.logdet(0.1)]
+    for e in numbers + list(s.trace.parts.values()):
+        assert float(e.samples.mean()) ** e.power == pytest.approx(float(e.value)), e.name
+
+
+def test_a_damped_matrix_has_its_smallest_eigenvalue_where_it_is():
+    G = ritz.GGN(small_risk()) + 0.1
+    s = ritz.spectrum(G)
+    low, high = s.lambda_min.interval()
+    assert low <= 0.1 <= high + 1e-9
+    assert float(s.lambda_min.value) == pytest.approx(0.1, rel=1e-3)
+    low, high = s.logdet(0.01).interval()
+    assert low <= float((torch.linalg.eigvalsh(G.dense()) + 0.01).log().sum()) <= high
+
+
+def test_the_log_determinant_of_a_float32_ggn_is_not_refused_for_round_off_below_zero():
+    G = ritz.GGN(small_risk(dtype=torch.float32))
+    truth = float((torch.linalg.eigvalsh(ritz.GGN(small_risk()).dense()).clamp(min=0) + 0.1).log().sum())
+    low, high = ritz.logdet(G, shift=0.1, num_steps=40).interval(0.999)
+    assert low - 1e-3 <= truth <= high + 1e-3
+
+
+def test_one_step_gives_the_trace_and_the_frobenius_norm():
+    s = ritz.spectrum(operator("flat"), 1, 8, reorthogonalize="none")
+    rows = operator("flat").probes(range(8), 0, "normal")
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(s.moment(2).samples, DIM * operator("flat").rows(rows).square().sum(1))
+    assert "Frobenius norm" in str(s)
+    assert s.lambda_max.interval()[1] == math.inf  # one step says nothing about the end
+
+
+def test_the_mass_at_an_eigenvalue_is_not_decided_by_round_off():
+    A = rotated(torch.cat([torch.tensor([2.0, 1.0]), torch.zeros(8)]))
+    e = ritz.spectrum(A).mass(below=0.0)
+    low, high = e.interval()
+    assert low <= 0.8 <= high
+    assert float(e.value) == pytest.approx(0.8)
+    assert float(ritz.spectrum(A).mass(below=math.inf).value) == 1.0
+    with pytest.raises(ValueError, match="below must be a number"):
+        ritz.spectrum(A).mass(below=math.nan)
+
+
+def test_the_negative_part_of_a_short_run_is_not_claimed_to_be_known():
+    truth = float(FLAT.clamp(max=0).sum())
+    for steps in (1, 2, 3):
+        low, high = ritz.spectrum(operator("flat"), steps, 4, reorthogonalize="none").negative_trace.interval(0.99)
+        assert low <= truth <= high
+
+
+@pytest.mark.parametrize("values", [3 * torch.ones(60), 2 * torch.ones(150), torch.zeros(60)])
+def test_the_default_density_of_one_eigenvalue_has_area_one(values):
+    s = ritz.spectrum(rotated(values))
+    grid = s.default_grid()
+    assert float(s.density().value.sum() * (grid[1] - grid[0])) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("width", [0.0, -1.0])
+def test_a_width_that_is_not_positive_is_refused(width):
+    with pytest.raises(ValueError, match="width must be positive"):
+        ritz.spectrum(operator("flat"), 10, 2).density(width=width)
+
+
 def test_a_width_finer_than_the_steps_resolve_is_said():
     with pytest.warns(NumericalWarning, match="finer than 10 steps resolve"):
         ritz.spectrum(operator("flat"), 10, 2).density(width=1e-3)

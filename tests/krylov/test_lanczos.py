@@ -31,6 +31,18 @@ def outliers(dim: int = 300, seed: int = 0) -> Tensor:
     return matrix(torch.cat([top, torch.linspace(-0.1, 0.4, dim - 11)]), seed)
 
 
+def test_the_locked_space_does_not_come_back_where_the_rest_of_the_spectrum_is_away_from_zero():
+    """Round-off in the locked space is an eigenvector of QAQ for 0, which grows when 0 lies outside what is left."""
+    eigenvalues = torch.cat([torch.tensor([50.0, 30.0, 20.0]), torch.linspace(5, 6, 97)]).double()
+    basis, _ = torch.linalg.qr(torch.randn(100, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    A = DenseOperator((basis * eigenvalues) @ basis.T)
+    state = lanczos(A, A.probes(range(4), 0, "normal"), 60, locked=basis[:, :3].T.contiguous())
+    ends = state.tridiagonal().extremes()
+    assert float(ends.smallest.min()) > 5 - 1e-9
+    assert float(ends.largest.max()) < 6 + 1e-9
+    assert float((state.rows @ basis[:, :3]).abs().max()) < 1e-12
+
+
 def test_the_recurrence_holds_for_every_probe():
     A, m = matrix(torch.linspace(-1, 3, 30)), 7
     state = lanczos(DenseOperator(A), rows(3, 30), m, reorthogonalize="full")

@@ -328,7 +328,7 @@ def test_attention_runs_through_the_math_kernel_and_says_so_once(caplog):
     assert sum("math kernel" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize(("activation", "low", "high"), [(nn.ReLU(), 0.1, 1e9), (nn.GELU(), 0.0, 1e-3)])
+@pytest.mark.parametrize(("activation", "low", "high"), [(nn.ReLU(), 0.4, 1e9), (nn.GELU(), 0.0, 1e-3)])
 def test_differences_in_float32_are_for_smooth_networks(activation, low, high):
     """A step long enough for float32 crosses kinks, and a difference of gradients sees them; a derivative does not."""
     torch.manual_seed(0)

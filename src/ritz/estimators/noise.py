@@ -70,18 +70,14 @@ def curvature_noise(
         >>> round(noise.value, 4), round(noise.parts["mean curvature"].value, 4)
         (6.6667, 5.0)
     """
-    if not isinstance(risk, Risk):
-        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+    operator = _matrix(risk, curvature)
     if num_batches < 2:
         raise ValueError(f"a variance between batches needs num_batches >= 2, got {num_batches}")
     if batch_size < 1 or num_probes < 1:
         raise ValueError(f"batch_size and num_probes must be at least 1, got {batch_size} and {num_probes}")
-    if curvature not in ("hessian", "ggn"):
-        raise ValueError(f"curvature must be 'hessian' or 'ggn', got {curvature!r}")
     if target not in ("population", "empirical"):
         raise ValueError(f"target must be 'population' or 'empirical', got {target!r}")
     risk.check()
-    operator: RiskOperator = Hessian(risk) if curvature == "hessian" else GGN(risk)
     batches = risk.batches.sample(num_batches, batch_size, seed)
     rows = operator.probes(range(num_probes), seed, "normal")
     rows = rows / rows.norm(dim=1, keepdim=True)
@@ -90,20 +86,32 @@ def curvature_noise(
     # 1 / nB - 1 / N for the mean of all
     seen = batch_size / risk.num_samples if target == "empirical" else 0.0
     factor, left = 1 - seen, 1 - num_batches * seen
-    about: dict[str, Any] = {
-        "products": num_batches * num_probes,
-        "seed": seed,
-        "convention": f"batches of {batch_size}, about the {target} mean; {operator.convention()}",
-    }
+
+    def about(text: str) -> dict[str, Any]:
+        which = f"batches of {batch_size}, about the {target} mean; {operator.convention()}"
+        return {"products": num_batches * num_probes, "seed": seed, "convention": f"{text}; {which}"}
+
     noise = factor * increments.mean(0)  # (K,)
     forms = (rows * mean).sum(1).double().cpu()
     second = mean.square().sum(1).double().cpu() - left * increments.mean(0) / num_batches
     parts = {
-        "mean curvature": from_samples("mean curvature", forms, **about),
-        "second moment": from_samples("second moment", second, **about),
-        "gradient noise": _variance("gradient noise", factor * gradient, about),
+        "mean curvature": from_samples("mean curvature", forms, **about("Tr H / P")),
+        "second moment": from_samples("second moment", second, **about("Tr H^2 / P, noise taken out")),
+        "gradient noise": _variance(
+            "gradient noise", factor * gradient, about("trace of the covariance of batch gradients, not divided by P")
+        ),
     }
-    return _variance("curvature noise", factor * increments, about, samples=noise, parts=parts)
+    text = about("Tr X^2 / P, X = H_batch - H")
+    return _variance("curvature noise", factor * increments, text, samples=noise, parts=parts)
+
+
+def _matrix(risk: Risk, curvature: str) -> RiskOperator:
+    """The matrix whose noise is asked for."""
+    if not isinstance(risk, Risk):
+        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+    if curvature not in ("hessian", "ggn"):
+        raise ValueError(f"curvature must be 'hessian' or 'ggn', got {curvature!r}")
+    return Hessian(risk) if curvature == "hessian" else GGN(risk)
 
 
 def _walk(
@@ -168,10 +176,10 @@ def minibatch_moment(
         >>> round(minibatch_moment(risk, num_pairs=4, batch_size=2).value, 4)
         4.0
     """
+    operator = _matrix(risk, curvature)
     if num_pairs < 2 or batch_size < 1:
         raise ValueError(f"num_pairs must be at least 2 and batch_size at least 1, got {num_pairs} and {batch_size}")
     risk.check()
-    operator: RiskOperator = Hessian(risk) if curvature == "hessian" else GGN(risk)
     pool = risk.batches.pool()
     if pool is None:
         raise UnsupportedError("pairs of batches are drawn from all samples, which this data does not give; use (X, y)")

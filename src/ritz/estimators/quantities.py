@@ -92,7 +92,7 @@ class Spectrum:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        if self.tail is not None and k > 2 * self.num_steps - 1:
+        if self.tail is not None and k > max(2 * self.num_steps - 1, 2):
             raise ValueError(f"{self.num_steps} steps give moments up to {2 * self.num_steps - 1}, got k={k}")
         if k == 1:
             return self.trace
@@ -192,15 +192,22 @@ class Spectrum:
         m steps cannot tell where inside a node's reach an eigenvalue lies: the bracket does not close with more probes.
         """
         text = f"fraction of the {self.dim} eigenvalues <= {below:g}"
+        if math.isnan(below):
+            raise ValueError("below must be a number, got nan")
+        if math.isinf(below):
+            return Estimate(name="mass", value=float(below > 0), exact=True, **self._cost(text))
+        # round-off decides on which side of the level an eigenvalue at it comes to lie
+        near = 64 * self.noise * float(self.spectral_norm.value)
         if self.tail is None:
-            return Estimate(
-                name="mass", value=float((self.head <= below).double().mean()), exact=True, **self._cost(text)
-            )
+            under, over = (float((self.head <= below + side * near).double().mean()) for side in (-1, 1))
+            bracket = (under, over) if under < over else None
+            return Estimate(name="mass", value=over, bracket=bracket, exact=under == over, **self._cost(text))
         share = (self.dim - len(self.head)) / self.dim
         # by Weyl no eigenvalue of H is further than the coupling from one of the split matrix
         low = self.tail.mass_bounds(below - self.coupling)[0] * share
         high = self.tail.mass_bounds(below + self.coupling)[1] * share
-        outliers = [float((self.head <= below + side * self.coupling).sum()) / self.dim for side in (-1, 1)]
+        reach = self.coupling + near
+        outliers = [float((self.head <= below + side * reach).sum()) / self.dim for side in (-1, 1)]
         return self._bracketed("mass", (low + high) / 2, low, high, outliers, text, support=(0.0, 1.0))
 
     def logdet(self, shift: float) -> Estimate:
@@ -235,10 +242,12 @@ class Spectrum:
         Warns:
             NumericalWarning: If `width` is finer than that.
         """
-        grid = self.default_grid() if grid is None else torch.as_tensor(grid).double()
+        grid = self.default_grid() if grid is None else torch.atleast_1d(torch.as_tensor(grid)).double()
         low, high = self.range()
-        finest = (high - low) / self.num_steps if self.tail is not None else 0.0
-        width = max(finest, 0.01 * (high - low)) or 1.0 if width is None else float(width)
+        finest = self._span() / self.num_steps if self.tail is not None else 0.0
+        width = self._default_width() if width is None else float(width)
+        if not width > 0:
+            raise ValueError(f"width must be positive, got {width}")
         if width < finest * (1 - 1e-9):
             warnings.warn(
                 f"width {width:g} is finer than {self.num_steps} steps resolve: what shows are nodes, not eigenvalues; "
@@ -303,10 +312,21 @@ class Spectrum:
         """Smallest and largest Ritz value."""
         return float(self.lambda_min.value), float(self.lambda_max.value)
 
-    def default_grid(self, num: int = 512) -> Tensor:
-        """Evenly spaced points over the range and 5 % beyond it."""
+    def _span(self) -> float:
+        """Largest less smallest Ritz value; 0 where that is round-off."""
         low, high = self.range()
-        margin = 0.05 * (high - low) or 1.0
+        return high - low if high - low > 64 * self.noise * max(abs(low), abs(high)) else 0.0
+
+    def _default_width(self) -> float:
+        """The larger of 1 % of the range and what the steps resolve; for one eigenvalue, 1 % of it."""
+        low, high = self.range()
+        finest = self._span() / self.num_steps if self.tail is not None else 0.0
+        return max(finest, 0.01 * self._span()) or 0.01 * max(abs(low), abs(high)) or 1.0
+
+    def default_grid(self, num: int = 512) -> Tensor:
+        """Evenly spaced points over the range and 5 % or five widths beyond it."""
+        low, high = self.range()
+        margin = max(0.05 * self._span(), 5 * self._default_width())
         return torch.linspace(low - margin, high + margin, num, dtype=torch.float64)
 
     def plot(self, ax: "Axes | None" = None, *, width: float | None = None) -> "Axes":
@@ -361,6 +381,8 @@ class Spectrum:
 
     def _tail_samples(self, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(P - r) v' f(QHQ) v for each unit probe v, (K,)."""
+        if f is torch.square and self.tail is not None:  # |QHQv|^2 is known after one step
+            return (self.dim - len(self.head)) * (self.tail.alpha[:, 0].square() + self.tail.beta[:, 0].square())
         return (self.dim - len(self.head)) * self._gauss.integrate(f)
 
     def _average(
@@ -398,15 +420,18 @@ class Spectrum:
         below, above = head if isinstance(head, tuple | list) else (head, head)
         root = math.sqrt(len(samples))
         stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
+        samples = samples + above
         return Estimate(
-            name=name, value=float(samples.mean()) + above, stderr=stderr, samples=samples,
+            name=name, value=float(samples.mean()), stderr=stderr, samples=samples,
             bracket=(float(low.mean()) + below, float(high.mean()) + above), rule=StudentT(len(samples) - 1),
             support=support, **self._cost(text),
         )  # fmt: skip
 
     def _negative_bounds(self, tail: Tridiagonal, num: int = 64) -> tuple[Tensor, Tensor]:
         """Bounds on (P - r) times the integral of min(t, 0): minus the area under the distribution function below 0."""
-        bottom = min(float(tail.extremes().smallest.min()), -self.coupling) * 1.05
+        # as far down as there may be eigenvalues: no further than the random-start bound, or half past the norm
+        norm = math.sqrt(float(self._tail_samples(torch.square).mean()))
+        bottom = max(float(self.lambda_min.interval()[0]), -1.5 * norm - self.coupling)
         if bottom >= 0:
             return torch.zeros(self.num_probes), torch.zeros(self.num_probes)
         levels = torch.linspace(bottom, 0.0, num + 1, dtype=torch.float64)
@@ -416,7 +441,8 @@ class Spectrum:
 
     def _check_shift(self, shift: float) -> float:
         """A lower bound on the spectrum that the shift covers."""
-        floor = 0.0 if self.positive else float(self.lambda_min.interval(0.99)[0])
+        # a Ritz value of a positive matrix may be negative by round-off, which the test of the shift below allows for
+        floor = min(0.0, float(self.lambda_min.value)) if self.positive else float(self.lambda_min.interval(0.99)[0])
         if not shift > 0:
             raise ValueError(f"shift must be positive, got {shift}")
         if floor + shift <= 0:

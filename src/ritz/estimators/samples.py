@@ -69,6 +69,8 @@ def sample_traces(
         >>> traces.value.tolist(), traces.exact  # 2 ||x||^2
         ([10.0, 18.0], True)
     """
+    if not isinstance(risk, Risk):
+        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if num_probes < 1:
@@ -133,7 +135,7 @@ def _exact_samples(risk: Risk, progress: Progress | None) -> Estimate:
     how = f"exact, {num} backward passes"
     zero = torch.zeros_like(value)
     return Estimate(
-        name="sample_traces", value=value, stderr=zero, exact=True, products=num, rule=Exact(),
+        name="sample traces", value=value, stderr=zero, exact=True, products=num, rule=Exact(),
         convention=_convention(risk, how, weight),
     )  # fmt: skip
 
@@ -152,7 +154,7 @@ def _probed_samples(risk: Risk, num_probes: int, seed: int, progress: Progress |
     spread = samples.std(0) if num_probes > 1 else torch.full_like(weight, math.nan)
     how = f"{num_probes} probes of random signs, {products.route} route"
     return Estimate(
-        name="sample_traces", value=samples.mean(0), stderr=spread / math.sqrt(num_probes), samples=samples,
+        name="sample traces", value=samples.mean(0), stderr=spread / math.sqrt(num_probes), samples=samples,
         products=num_probes, seed=seed, rule=StudentT(num_probes - 1), convention=_convention(risk, how, weight),
     )  # fmt: skip
 

@@ -85,6 +85,8 @@ class SquaredGradients:
 
     def _vectorised(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
         """Per-sample gradients by vmap over samples of vjp."""
+        if len(stack) == 1:  # torch's backward of prelu is wrong under two vmaps of which the inner has size 1
+            stack = torch.cat([stack, torch.zeros_like(stack)])
         tensors = tensors_of(batch.data)
         dims = tuple(0 if x.ndim and len(x) == batch.size else None for x in tensors)
 

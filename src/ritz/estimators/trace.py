@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..intervals import ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
-from ..operators.algebra import Metered, project_out
-from ..operators.base import Operator, full_precision
+from ..operators.algebra import Derived, Metered, Sum, project_out
+from ..operators.base import Operator, RiskOperator, full_precision
 from ..results import Estimate, from_samples
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
@@ -34,7 +34,7 @@ def trace(
     *,
     progress: Progress | None = None,
 ) -> Estimate:
-    """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter where probes give it.
+    """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter (not by XTrace).
 
     Args:
         operator: The matrix.
@@ -43,7 +43,7 @@ def trace(
             "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
             "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
             Hessian of a piecewise-linear one; by dim products for a matrix of no network. "auto": exact where that is
-            cheaper, else hutch++.
+            cheaper, else hutch++, or hutchinson below its 6 probes.
         num_probes: Matrix-vector products to spend.
         seed: Of the probes.
         progress: Called as progress(products done, products expected).
@@ -84,16 +84,31 @@ def _about(meter: Metered, text: str, seed: int | None) -> dict[str, Any]:
 def _exact(meter: Metered, num_probes: int, seed: int) -> Estimate:
     try:
         value, parts = exact_trace(meter.base)
-        how = "exact, by backward passes"
+        meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
     except UnsupportedError:
-        if exact_cost(meter.base) is None and hasattr(meter.base, "risk") and meter.dim > num_probes:
+        if _of_network(meter.base) and meter.dim > num_probes:
             raise
-        diagonal_ = meter.rows(torch.eye(meter.dim, dtype=meter.dtype, device=meter.device)).diagonal().double()
+        diagonal_ = meter.dense().diagonal().double()
         value, how = float(diagonal_.sum()), "exact, by dim products"
         parts = dict(zip(meter.space.names, meter.space.segment(diagonal_[None])[0].tolist(), strict=True))
     about = _about(meter, f"Tr, {how}", None)
-    blocks = {name: Estimate(name=f"trace of {name}", value=part, exact=True, **about) for name, part in parts.items()}
+    blocks = _known(meter, "trace", torch.tensor([parts[name] for name in meter.space.names]), about)
     return Estimate(name="trace", value=value, exact=True, parts=blocks, **about)
+
+
+def _known(meter: Metered, name: str, values: Tensor, about: dict[str, Any]) -> dict[str, Estimate]:
+    """One exact value for each parameter."""
+    return {
+        parameter: Estimate(name=f"{name} of {parameter}", value=float(value), exact=True, **about)
+        for parameter, value in zip(meter.space.names, values, strict=True)
+    }
+
+
+def _of_network(operator: Operator) -> bool:
+    """Whether a matrix is that of a risk, or rests on one: dim products are then out of the question."""
+    if isinstance(operator, Sum) and _of_network(operator.right):
+        return True
+    return isinstance(operator, RiskOperator) or (isinstance(operator, Derived) and _of_network(operator.base))
 
 
 def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
@@ -107,18 +122,13 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
     return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about)
 
 
-def _blocks(
-    meter: Metered,
-    samples: Tensor,
-    seed: int,
-    text: str = "trace of the diagonal block of one parameter",
-    **fields: Any,
-) -> dict[str, Estimate]:
+def _blocks(meter: Metered, samples: Tensor, seed: int, name: str = "trace", **fields: Any) -> dict[str, Estimate]:
     """One estimate for each parameter, from samples (K, parameters)."""
-    about = _about(meter, text, seed)
+    what = {"trace": "trace of the diagonal block", "norm": "norm of the rows"}[name]
+    about = _about(meter, f"{what} of one parameter", seed)
     return {
-        name: from_samples(f"{text.split()[0]} of {name}", column, **fields, **about)
-        for name, column in zip(meter.space.names, samples.T, strict=True)
+        parameter: from_samples(f"{name} of {parameter}", column, **fields, **about)
+        for parameter, column in zip(meter.space.names, samples.T, strict=True)
     }
 
 
@@ -129,8 +139,8 @@ def _form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Int
     2 K Tr A^2, 8 K Tr A^3. Those of b + c chi^2(nu) agree for nu = K (Tr A^2)^3 / (Tr A^3)^2 and c nu = K D with
     D = (Tr A^2)^2 / Tr A^3; nu is K for one dominant eigenvalue, and large, which is the normal interval, for none. The
     moments are free: with M = V A V' they are the mean |A v|^2 and the mean of M_ij M_jk M_ki over distinct probes. For
-    signs the diagonal of A adds no variance. At 8 probes of spiked matrices t covers 85 to 95 % and chi-square 84 to
-    92 %, both together 93 to 98.
+    signs the diagonal of A adds no variance. With 8 probes of a spiked matrix neither rule covers by itself, and both
+    together do (tests/estimators/test_coverage.py).
     """
     num = len(rows)
     if num < 3:
@@ -189,6 +199,8 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     With A W = Q R, the range without probe i is that of Q (I - s s'), s the normalised i-th row of R^-1.
     """
     num = num_probes // 2
+    if meter.dim < num:
+        return _exact(meter, num_probes, seed)
     rows = meter.probes(range(num), seed, "normal")
     image = meter.rows(rows)  # (num, dim)
     _require_finite(meter, image)
@@ -207,8 +219,8 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     outside = (rows * image).double().sum(1) - 2 * (c * r).sum(0) + (c * (h @ c)).sum(0)
     left = rows.double().square().sum(1) - c.square().sum(0)
     samples = inside + outside * (meter.dim - num + 1) / left
-    # the measurements share all but one probe of their ranges, so their spread is too small, more so where few;
-    # with this factor and half the degrees of freedom intervals cover 91 to 99 % at 8 to 60 products
+    # the measurements share all but one probe of their ranges, so their spread is too small, more so where few; this
+    # factor and half the degrees of freedom make the intervals cover (tests/estimators/test_coverage.py)
     return from_samples("trace", samples.cpu(), rule=StudentT(num // 2), **about, spread=math.sqrt(num / (num - 2)))
 
 
@@ -242,7 +254,7 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     samples = tail.double().square().sum(1).cpu()
     # a parameter's rows S of the matrix: |SA|^2 = |SAU|^2 + |SAQ|^2
     shares = (meter.space.segment(full.square()) + meter.space.segment(image.square()).sum(0)).double().cpu()
-    parts = _blocks(meter, shares, seed, "norm of the rows of one parameter", power=0.5)
+    parts = _blocks(meter, shares, seed, "norm", power=0.5)
     about = _about(meter, "||A||_F, not squared", seed)
     rule = _square_rule(tail, head)
     return from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **about)
@@ -251,8 +263,8 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
 def _square_rule(tail: Tensor, head: float) -> IntervalRule:
     """The interval of a mean of K forms v'B^2v: Student t, widened by a chi-square of matched degrees of freedom.
 
-    Tr B^4 is the mean of (v_i'B^2v_j)^2 over pairs, raised by (K + 1) / (K - 1) for being known from few of them; both
-    rules together then cover 91 to 99.7 % at 6 to 30 products where t alone covers 83 to 96.
+    Tr B^4 is the mean of (v_i'B^2v_j)^2 over pairs, raised by (K + 1) / (K - 1) for being known from few of them. Both
+    rules together cover where t alone does not (tests/estimators/test_coverage.py).
     """
     num = len(tail)
     if num < 2:
@@ -265,9 +277,10 @@ def _square_rule(tail: Tensor, head: float) -> IntervalRule:
 
 
 def _dense_norm(meter: Metered) -> Estimate:
-    dense = meter.rows(torch.eye(meter.dim, dtype=meter.dtype, device=meter.device)).double()
+    squares = meter.dense().double().square()
     about = _about(meter, "||A||_F, not squared", None)
-    return Estimate(name="Frobenius norm", value=float(dense.norm()), exact=True, **about)
+    parts = _known(meter, "norm", meter.space.segment(squares.sum(0)[None])[0].sqrt(), about)
+    return Estimate(name="Frobenius norm", value=float(squares.sum().sqrt()), exact=True, parts=parts, **about)
 
 
 @full_precision()
@@ -297,7 +310,8 @@ def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimat
     about = _about(meter, "diagonal", None if exact else seed)
     if exact:
         value = each.sum(0).cpu()
-        return Estimate(name="diagonal", value=value, stderr=torch.zeros_like(value), exact=True, **about)
+        parts = _known(meter, "trace", meter.space.segment(value[None])[0], about)
+        return Estimate(name="diagonal", value=value, stderr=torch.zeros_like(value), exact=True, parts=parts, **about)
     stderr = each.std(0) / math.sqrt(num_probes) if num_probes > 1 else torch.full_like(each[0], math.nan)
     return Estimate(
         name="diagonal", value=each.mean(0).cpu(), stderr=stderr.cpu(), rule=StudentT(num_probes - 1),

@@ -82,7 +82,7 @@ class Settings:
     hidden: tuple[int, ...] = (32, 32)
     lr: float = 0.1  # decays linearly to a hundredth, as in the paper
     batch_size: int = 120
-    num_steps: int = 100  # the paper's m; the other two are the defaults of `ritz.spectrum`
+    num_steps: int = 100  # the paper's m
     num_probes: int = 8
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
