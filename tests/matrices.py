@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ritz.operators import DenseOperator
+from ritz.space import ParamSpace
 
 
 def rotated(eigenvalues: Tensor, seed: int = 0, positive: bool = False) -> DenseOperator:
@@ -33,3 +34,10 @@ SPECTRA = {"outliers": OUTLIERS, "positive": POSITIVE, "flat": FLAT}
 
 def operator(name: str) -> DenseOperator:
     return rotated(SPECTRA[name], positive=name == "positive")
+
+
+def layered(name: str) -> DenseOperator:
+    """The same matrix over three parameters, small and large."""
+    A = operator(name)
+    A.space = ParamSpace(("a", "b", "c"), (torch.Size([10]), torch.Size([5, 10]), torch.Size([100])))
+    return A

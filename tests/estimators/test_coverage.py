@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 import torch
-from matrices import DIM, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
+from matrices import DIM, OUTLIERS, POSITIVE, SPECTRA, layered, operator, rotated
 from scipy.stats import norm
 
 import ritz
@@ -102,6 +102,25 @@ def test_sums_of_the_diagonal_cover():
     truth = SPECTRA["flat"].sum()
     hits = [covers(ritz.diagonal(A, 8, seed).parts["vector"], truth) for seed in range(NUM_SEEDS)]
     assert 0.91 <= sum(hits) / NUM_SEEDS <= 0.99
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_shares_of_single_parameters_cover(name):
+    """Those of a spectrum as the whole does; those of a trace by itself carry a plain t, and cover less."""
+    A = layered(name)
+    dense = A.dense()
+    hits: dict[str, list[float]] = {"trace": [], "squares": [], "hutchinson": []}
+    for seed in range(NUM_SEEDS):
+        s, alone = ritz.spectrum(A, 3, 8, seed=seed), ritz.trace(A, "hutchinson", 8, seed)
+        for part, place in A.space.slices.items():
+            trace = dense[place, place].trace()
+            hits["trace"].append(covers(s.trace.parts[part], trace))
+            hits["squares"].append(covers(s.moment(2).parts[part], dense[place].square().sum()))
+            hits["hutchinson"].append(covers(alone.parts[part], trace))
+    found = {key: sum(values) / len(values) for key, values in hits.items()}
+    assert 0.91 <= found["trace"] <= 0.99, found
+    assert 0.91 <= found["squares"] <= 0.99, found
+    assert 0.88 <= found["hutchinson"] <= 0.99, found
 
 
 def test_brackets_hold_every_time():

@@ -36,6 +36,8 @@ def trace(
 ) -> Estimate:
     """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter (not by XTrace).
 
+    Parts carry plain Student t intervals: with few probes and large outliers those of `ritz.spectrum` cover better.
+
     Args:
         operator: The matrix.
         method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990). "hutch++": a third of the products finds the
