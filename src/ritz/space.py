@@ -106,6 +106,26 @@ class ParamSpace:
         return torch.stack([row(index) for index in indices])
 
 
+def row_dots(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row products of (k, dim) tensors, (k,) float64; the sum is a tree, so float32 loses nothing that matters.
+
+    Example:
+        >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
+        [11.0]
+    """
+    return (left * right).sum(-1).double()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Norms of rows, (k,) float64; not `vector_norm`, which on a CPU adds float32 in order and loses digits.
+
+    Example:
+        >>> row_norms(torch.tensor([[3.0, 4.0]])).tolist()
+        [5.0]
+    """
+    return row_dots(rows, rows).sqrt()
+
+
 def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
     """The names that match a glob or one of several, in their own order.
 

@@ -19,8 +19,9 @@ from ..errors import NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import new_axes
+from ..space import row_norms
 from ..storage import equal, save
-from .head import BlockSpace, Progress, dense_eigenpairs, row_norms
+from .head import BlockSpace, Progress, dense_eigenpairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

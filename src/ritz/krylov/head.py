@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..errors import NonFiniteError
 from ..operators.base import Operator
+from ..space import row_norms
 from ..storage import equal, save
 from .lanczos import BREAKDOWN
 
@@ -311,11 +312,6 @@ def refuse_non_finite(op: Operator) -> NoReturn:
     """Raise what the operator knows about a product that came out NaN or infinite: a network names the batch."""
     op.diagnose()
     raise NonFiniteError(f"a product with the {op.matrix} is not finite")
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    """Norms of rows, (k,) float64; summed as a tree, which `vector_norm` is not."""
-    return rows.square().sum(-1).double().sqrt()
 
 
 def _spectral_norm(rows: Tensor) -> float:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..operators.algebra import project_out
 from ..operators.base import Operator
+from ..space import row_dots, row_norms
 from ..storage import equal, save
 from . import quadrature
 from .quadrature import Quadrature
@@ -217,9 +218,9 @@ def start(
     if locked is not None and reorthogonalize == "none":
         raise ValueError("reorthogonalize='none' takes no locked rows; use 'locked', or 'full'")
     locked = locked.to(rows) if locked is not None and len(locked) else None
-    before = _norms(rows)
+    before = row_norms(rows)
     rows = rows if locked is None else project_out(rows, locked)
-    norms = _norms(rows)
+    norms = row_norms(rows)
     # a start inside the locked space leaves round-off only
     norms = torch.where(norms <= BREAKDOWN * torch.finfo(rows.dtype).eps * before, 0.0, norms)
     rows = _divided(rows, norms)
@@ -315,7 +316,7 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
     if observe is not None:
         observe(step, rows, image)
     new = image - last.to(rows.dtype)[:, None] * state.previous
-    alpha = _dots(rows, new)
+    alpha = row_dots(rows, new)
     new = new - alpha.to(rows.dtype)[:, None] * rows
     if state.locked is not None:
         # what round-off leaves of the rows in the locked space obeys a recurrence of its own, for the eigenvalue 0 of
@@ -329,7 +330,7 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
             new = _reorthogonalised(new, basis)
             if state.locked is not None:
                 new = new - (new @ state.locked.T) @ state.locked
-    beta = _norms(new)
+    beta = row_norms(new)
     scale = torch.maximum(state.scale, alpha.abs() + last)
     beta = torch.where(beta <= BREAKDOWN * torch.finfo(rows.dtype).eps * scale, 0.0, beta)
     beta = torch.where(alive, beta, 0.0)
@@ -371,16 +372,6 @@ def _aligned(state: LanczosState) -> LanczosState:
 
     locked = None if state.locked is None else fresh(state.locked)
     return dataclasses.replace(state, rows=fresh(state.rows), previous=fresh(state.previous), locked=locked)
-
-
-def _dots(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row products, (k,) float64; the sum itself is a tree, so float32 terms lose nothing that matters."""
-    return (left * right).sum(-1).double()
-
-
-def _norms(rows: Tensor) -> Tensor:
-    """Row norms, (k,) float64; not `vector_norm`, which on a CPU adds float32 in order and loses 5e-5 at dim 3e7."""
-    return _dots(rows, rows).sqrt()
 
 
 def _divided(rows: Tensor, norms: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..errors import NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from .head import Progress, refuse_non_finite, row_norms
+from ..space import row_dots, row_norms
+from .head import Progress, refuse_non_finite
 
 Preconditioner = Operator | Callable[[Tensor], Tensor]
 
@@ -131,7 +132,7 @@ class _Run:
         self.residual, self.active = residual, active
         preconditioned = self.inverse(residual)
         self.direction = preconditioned
-        self.size = _dots(residual, preconditioned)  # r'M^-1 r
+        self.size = row_dots(residual, preconditioned)  # r'M^-1 r
         self._see_preconditioner()
 
     def iterate(self) -> None:
@@ -143,7 +144,7 @@ class _Run:
 
     def _step(self) -> None:
         image = self.op.rows(self.direction)
-        curvature = _dots(self.direction, image)  # (k,)
+        curvature = row_dots(self.direction, image)  # (k,)
         self.broken |= self.active & curvature.isnan()
         self.negative |= self.active & (curvature <= 0)
         self.active = self.active & (curvature > 0)
@@ -152,7 +153,7 @@ class _Run:
         self.residual = _add(self.residual, -length, image)
         self.active = self.active & (row_norms(self.residual) > self.goals)
         preconditioned = self.inverse(self.residual)
-        before, self.size = self.size, _dots(self.residual, preconditioned)
+        before, self.size = self.size, row_dots(self.residual, preconditioned)
         self._see_preconditioner()
         turn = torch.where(self.active, self.size / before, 0.0)
         self.direction = _add(preconditioned, turn, self.direction)
@@ -250,11 +251,6 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
 def _relative(norms: Tensor, sizes: Tensor) -> Tensor:
     """norms / sizes, and 0 for a zero right-hand side."""
     return torch.where(sizes > 0, norms / torch.where(sizes > 0, sizes, 1.0), 0.0)
-
-
-def _dots(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row products, (k,) float64."""
-    return (left * right).sum(-1).double()
 
 
 def _add(rows: Tensor, factors: Tensor, others: Tensor) -> Tensor:
