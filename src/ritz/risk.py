@@ -365,9 +365,10 @@ class Risk:
         key = self.version()
         if key == self._checked:
             return
+        masks = {name for name, _ in self.model.named_buffers() if not name.endswith(("running_mean", "running_var"))}
         for name, tensor in (*self._current()[0].items(), *self._current()[1].items()):
-            # a buffer may well be infinite: a causal mask is
-            if bool(tensor.isnan().any() if name not in self.names else (~tensor.isfinite()).any()):
+            # a buffer may well be infinite, as a causal mask is, but not the statistics of a normalisation
+            if bool(tensor.isnan().any() if name in masks else (~tensor.isfinite()).any()):
                 raise NonFiniteError(f"{name} is not finite; the network has diverged, load other weights")
         if self.mode == "train" and not self.batches.ordered and not self._settled():
             raise UnsupportedError(
