@@ -1,0 +1,358 @@
+"""The network of 9,960 parameters on MNIST, over many seeds: do the papers' numbers come out?
+
+Trains 784-10-100-10 for every seed at weight decay 0, 1e-4 and 5e-4, all at once, measures each network on all 55,000
+training images, and judges what seed 002 prints in table 1 and what a reference run gave by the spread between seeds.
+
+    python benchmarks/mnist_mlp.py --device cuda                       minutes on an accelerator, hours on a CPU
+    python benchmarks/mnist_mlp.py --judge benchmarks/results          the claims once more, from the rows of the file
+    python benchmarks/mnist_mlp.py --page benchmarks/results docs      mnist_mlp.md and mnist_mlp.png, from the file
+
+MNIST is found through RITZ_DATA or --data, a folder in torchvision's layout.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ritz.papers import mnist_mlp as study
+from ritz.papers import mnist_mlp_claims as judgement
+from ritz.papers.base import Claim
+from ritz.results import Estimate
+from ritz.space import random_uniform
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FILE = "mnist_mlp.json"
+PAIRS = tuple(combinations(study.WEIGHT_DECAYS, 2))
+Claims = Mapping[tuple[str, str], Claim]  # by paper and text
+
+
+# ----------------------------------------------------------------------------------------------- the run
+
+
+def synthetic(num: int = 600) -> tuple[study.Data, study.Data, study.Data]:
+    """Noise of MNIST's shape, labelled by a random linear map, in three parts: enough to see that all of it runs."""
+    X = 2 * random_uniform(num * 784, ("images",)).reshape(num, 784).float() - 1
+    y = (X @ (random_uniform(7840, ("map",)).reshape(784, 10).float() - 0.5)).argmax(1)
+    first, second, third = zip(X.split(num // 3), y.split(num // 3), strict=True)
+    return first, second, third
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure every network."""
+    train, val, test = synthetic() if args.quick else study.load_mnist(args.data, args.device)
+    start = time.perf_counter()
+    trained = study.train_many(train, range(args.seeds), epochs=args.epochs, progress=_say("epochs"))
+    middle = time.perf_counter()
+    rows = study.measure_rows(
+        trained, train, val, test, num_steps=args.num_steps, num_probes=args.num_probes,
+        batch_size=len(train[0]) if args.device == "cuda" else 5000, progress=_say("networks"),
+    )  # fmt: skip
+    seconds = {"training": middle - start, "measuring": time.perf_counter() - middle}
+    return {
+        "num_params": sum(stack[0, 0].numel() for stack in trained.weights.values()),
+        "images": [len(part[0]) for part in (train, val, test)],
+        "seconds": {key: round(value, 1) for key, value in seconds.items()},
+        "meaning": study.MEANING,
+        "columns": ["value", "standard error", "lower end", "upper end of the 95 % interval"],
+        "rows": judgement.plain(rows),
+    }
+
+
+def judge(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with the claims that follow from its rows."""
+    claims = judgement.claims(judgement.from_plain(report["rows"]))
+    return {**report, "claims": [{**vars(claim), **measured(claim), "verdict": claim.verdict} for claim in claims]}
+
+
+def measured(claim: Claim) -> dict[str, Any]:
+    """The number, and its interval where it has one."""
+    if not isinstance(claim.measured, Estimate):
+        return {"measured": claim.measured}
+    return {"measured": float(claim.measured.value), "interval": [float(end) for end in claim.measured.interval()]}
+
+
+def write(report: dict[str, Any], folder: Path) -> None:
+    """One row or claim a line, so that a change can be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for key, value in report.items():
+        if key in ("rows", "claims"):
+            value_text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
+        else:
+            value_text = json.dumps(value, ensure_ascii=False)
+        lines.append(f" {json.dumps(key)}: {value_text}")
+    (folder / FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / FILE).read_text(encoding="utf8"))
+
+
+def _say(what: str) -> study.Progress:
+    start = time.perf_counter()
+
+    def say(done: int, total: int) -> None:
+        if done == total or not done % 10:
+            print(f"{done} of {total} {what}, {time.perf_counter() - start:.0f} s", flush=True)
+
+    return say
+
+
+# --------------------------------------------------------------------------------------------- the page
+
+
+def page(folder: Path, target: Path) -> None:
+    """The figure and the tables, from the result file."""
+    report = read(folder)
+    rows = judgement.from_plain(report["rows"])
+    target.mkdir(parents=True, exist_ok=True)
+    figure(rows).savefig(target / "mnist_mlp.png", dpi=100)
+    (target / "mnist_mlp.md").write_text(PAGE.format(**facts(report, rows)), encoding="utf8")
+
+
+PAGE = """# The papers' MNIST network over {seeds} seeds
+
+Seeds 000 and 002 train a network of {num_params:,} parameters on MNIST, 784-10-100-10 with ReLU, once at each weight
+decay, and print what its Hessian looks like (seed 000, figure 2; seed 002, table 1). How much of that is the network
+and how much the seed? Here it is trained {seeds} times at each weight decay: SGD with momentum 0.9 on batches of 128,
+{epochs} epochs, the rate 0.01 for half of them, then falling linearly to a hundredth of it at 90 % (seed 000, A.2),
+weight decay on all parameters, PyTorch's own initialisation, pixels mapped to [-1, 1]. A seed gives one start and one
+order of batches to all its weight decays. The first {train:,} images of the training set are trained on; the Hessian
+is that of their loss, without the penalty. Held out are the last {val:,}, and beside them the official test set of
+{test:,}.
+
+A number of one run, as the papers print it, *holds* where it lies in the 95 % prediction interval of our seeds,
+mean ± t s √(1 + 1/n), to the digits that it is written with. With many numbers one in twenty may fall outside by
+chance alone, and numbers of one network fall together. The reference run is another one, in NumPy, of a single seed.
+
+Written by `python benchmarks/mnist_mlp.py --page benchmarks/results docs` from `benchmarks/results/mnist_mlp.json`:
+{machine}, torch {torch}, {training:.0f} s of training for all {networks} networks together, {measuring:.0f} s of
+measuring; commit {commit}. `ritz.spectrum` with {num_probes} probes of {num_steps} steps measures each network; its
+largest standard error of Tr H / P is {trace_error:.1g}, its widest interval of λ₁ {lambda_error:.1g}: little beside
+the spread between seeds.
+
+![λ₁ and ‖w‖ against weight decay, a line for each seed](mnist_mlp.png)
+
+A line is a seed. Seed 002 prints no ‖w‖; the crosses are twice its `a`.
+
+## What it says
+
+- Of the numbers of the reference run, {reference_holds} of {reference_all} lie in our prediction intervals.
+- λ₁ is not a property of the recipe alone. At weight decay 0 it goes from {lambda_low:.1f} to {lambda_high:.1f} between
+  seeds; from there to 5e-4 it rises by {lambda_change:.1f} in the mean. The printed 14.4, 15.0 and 17.8 lie within, all
+  below our means of {lambda_means}.
+- At equal seed ‖w‖ falls at each step in every seed. λ₁ rises from 0 to 5e-4 in {ends} of {seeds} seeds and from 1e-4
+  to 5e-4 in {last}, from 0 to 1e-4 in {first}: the small step raises it in the mean, not in every seed. From 0 to 5e-4
+  the gap in loss falls in {gaps} of {seeds}: the sharper solution has the smaller gap, as the papers say.
+- The printed `a` agrees with ‖w‖ / 2 and not with equation 7: {a_means} here against 7.6, 7.2 and 6.1
+  there, where Tr H + ‖w‖² / 2 is {eq7_means}. With Tr H / P added, which is {trace_mean:.3f}, it would agree as
+  well. All of these fall with weight decay.
+- Tr H / P is printed as 0.0182 at weight decay 0, above our interval, which ends at {trace_end:.4f}. One random vector
+  has a standard deviation of {trace_noise:.2g} there, more than the distance: with that noise all three hold, and
+  single vectors do not tell in which order the three are.
+- The printed gaps agree with those to images held out of the training set: all six hold there, and none for the test
+  set, whose gaps are larger ({gap_val:.3f} and {gap_test:.3f} in loss at weight decay 0). So do the accuracies but for
+  one: 94.4 % without weight decay, where our seeds have {accuracy_low:.2f} to {accuracy_high:.2f} %. That weight decay
+  raises the accuracy rests on this number: from 0 to 5e-4 ours changes by {accuracy_change} points.
+
+## The numbers
+
+Mean and standard deviation over {seeds} seeds, and the 95 % prediction interval. Bold: refuted.
+
+{numbers}
+
+## The orders, at equal seed
+
+In how many of {seeds} seeds a number goes the way it is said to, and its mean change with a 95 % interval. Bold: the
+claim is refuted, in every seed or in the mean; in italics: the interval cannot tell.
+
+{orders}
+"""
+
+HEADINGS = {
+    "weight_norm": ("‖w‖", 2), "lambda_max": ("λ₁", 2), "trace_per_param": ("Tr H / P", 4),
+    "moment2_per_param": ("Tr H² / P", 4), "train_accuracy": ("accuracy, training, %", 2),
+    "val_accuracy": ("accuracy, last 5,000, %", 2), "test_accuracy": ("accuracy, test, %", 2),
+    "gap_loss": ("gap in loss, last 5,000", 4), "gap_loss_test": ("gap in loss, test", 4),
+    "gap_error": ("gap in error, last 5,000, points", 2), "gap_error_test": ("gap in error, test, points", 2),
+    "metric_a": ("a = ‖w‖ / 2", 2), "metric_a_eq7": ("a = Tr H + ‖w‖² / 2", 1),
+}  # fmt: skip
+
+
+def facts(report: dict[str, Any], rows: Sequence[study.Row]) -> dict[str, Any]:
+    """All that the page says and that was measured."""
+    claims = {(claim.paper, claim.text): claim for claim in judgement.claims(rows)}
+    reference = [claim.verdict for (paper, _), claim in claims.items() if paper == "reference run"]
+    at_zero = {key: judgement.column(rows, key, 0.0) for key in study.MEANING}
+    lambda_counts = {pair: order(claims, "lambda_max", *pair)[0].measured for pair in PAIRS}
+    changes = {key: order(claims, key, 0.0, 5e-4)[1].measured for key in judgement.ORDERS}
+    return {
+        **report, **report["settings"], **report["seconds"], "networks": len(rows),
+        **dict(zip(("train", "val", "test"), report["images"], strict=True)),
+        "trace_error": max(float(row.values["trace_per_param"].stderr) for row in rows),
+        "lambda_error": max(high - low for low, high in (row.values["lambda_max"].interval() for row in rows)),
+        "reference_holds": reference.count("holds"), "reference_all": len(reference),
+        "lambda_low": min(at_zero["lambda_max"]), "lambda_high": max(at_zero["lambda_max"]),
+        "lambda_change": float(changes["lambda_max"]), "lambda_means": means(rows, "lambda_max", 1),
+        "first": lambda_counts[0.0, 1e-4], "last": lambda_counts[1e-4, 5e-4], "ends": lambda_counts[0.0, 5e-4],
+        "a_means": means(rows, "metric_a", 2), "eq7_means": means(rows, "metric_a_eq7", 0),
+        "gaps": order(claims, "gap_loss", 0.0, 5e-4)[0].measured,
+        "trace_mean": statistics.fmean(at_zero["trace_per_param"]),
+        "trace_end": judgement.prediction_interval(at_zero["trace_per_param"])[1],
+        "trace_noise": statistics.fmean(at_zero["trace_probe"]), "gap_val": statistics.fmean(at_zero["gap_loss"]),
+        "gap_test": statistics.fmean(at_zero["gap_loss_test"]), "accuracy_low": min(at_zero["val_accuracy"]),
+        "accuracy_high": max(at_zero["val_accuracy"]), "accuracy_change": spread(changes["val_accuracy"], 2),
+        "numbers": numbers(rows, claims), "orders": orders(claims),
+    }  # fmt: skip
+
+
+def means(rows: Sequence[study.Row], key: str, digits: int) -> str:
+    first, second, third = (
+        f"{statistics.fmean(judgement.column(rows, key, decay)):.{digits}f}" for decay in study.WEIGHT_DECAYS
+    )
+    return f"{first}, {second} and {third}"
+
+
+def spread(change: Any, digits: int) -> str:
+    """A mean with its interval."""
+    low, high = change.interval()
+    return f"{float(change):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def order(claims: Claims, key: str, first: float, second: float) -> tuple[Claim, Claim]:
+    """The claims that a number goes one way between two weight decays: in every seed, in the mean."""
+    way = "rises" if judgement.ORDERS[key][0] > 0 else "falls"
+    start = f"{judgement.NAMES[key]} {way} from weight decay {first:g} to {second:g}:"
+    every, mean = (claim for (_, text), claim in claims.items() if text.startswith(start))
+    return every, mean
+
+
+def marked(text: str, claim: Claim | None) -> str:
+    verdict = claim.verdict if claim is not None else "holds"
+    return {"holds": text, "refuted": f"**{text}**", "cannot tell": f"*{text}*"}[verdict]
+
+
+def numbers(rows: Sequence[study.Row], claims: Claims) -> str:
+    """A line for each number and weight decay: ours, the reference run's, the printed one."""
+    lines = ["| | weight decay | mean | s | 95 % of runs | reference run | seed 002 |", "| --- |" + " ---: |" * 6]
+    for key, (heading, digits) in HEADINGS.items():
+        for place, decay in enumerate(study.WEIGHT_DECAYS):
+            values = judgement.column(rows, key, decay)
+            low, high = judgement.prediction_interval(values)
+            text = f"{judgement.NAMES[key]} at weight decay {decay:g}"
+            others = [
+                marked(given[key][place], claims[paper, text]) if key in given else ""
+                for paper, given in (("reference run", judgement.REFERENCE), ("seed 002", judgement.PRINTED))
+            ]
+            cells = [f"{statistics.fmean(values):.{digits}f}", f"{statistics.stdev(values):.2g}"]
+            cells += [f"{low:.{digits}f} to {high:.{digits}f}", *others]
+            lines.append(f"| {heading if place == 0 else ''} | {decay:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def orders(claims: Claims) -> str:
+    """A line for each number and pair of weight decays."""
+    lines = ["| | from | to | seeds | mean change |", "| --- | ---: | ---: | ---: | ---: |"]
+    for key, (sign, _, _) in judgement.ORDERS.items():
+        heading, digits = HEADINGS[key]
+        for place, (first, second) in enumerate(PAIRS):
+            every, mean = order(claims, key, first, second)
+            name = f"{heading} {'rises' if sign > 0 else 'falls'}" if place == 0 else ""
+            cells = [f"{first:g}", f"{second:g}", marked(f"{every.measured} of {every.expected}", every)]
+            cells.append(marked(spread(mean.measured, digits), mean))
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def figure(rows: Sequence[study.Row]) -> "Figure":
+    """lambda_1 and the weight norm against weight decay, a line for each seed; crosses are printed in seed 002."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(9, 3.6), layout="constrained")
+    places = range(len(study.WEIGHT_DECAYS))
+    printed = {
+        "lambda_max": [float(text) for text in judgement.PRINTED["lambda_max"]],
+        "weight_norm": [2 * float(text) for text in judgement.PRINTED["metric_a"]],
+    }
+    labels = {"lambda_max": "λ₁", "weight_norm": "‖w‖"}
+    for ax, (key, label) in zip(drawing.subplots(1, 2), labels.items(), strict=True):
+        for seed in sorted({row.seed for row in rows}):
+            series = [float(row.values[key].value) for row in rows if row.seed == seed]
+            ax.plot(places, series, "-", color="#0072B2", alpha=0.45, lw=1, label="our seeds" if seed == 0 else None)
+        ends = [judgement.prediction_interval(judgement.column(rows, key, decay)) for decay in study.WEIGHT_DECAYS]
+        ax.fill_between(
+            places, [low for low, _ in ends], [high for _, high in ends], color="#0072B2", alpha=0.12, lw=0,
+            label="95 % prediction interval",
+        )  # fmt: skip
+        ax.plot(places, [float(text) for text in judgement.REFERENCE[key]], "o", color="#009E73", label="reference run")
+        ax.plot(places, printed[key], "x", ms=8, mew=2, color="#D55E00", label="seed 002, table 1")
+        ax.set(xticks=places, xticklabels=[f"{decay:g}" for decay in study.WEIGHT_DECAYS], xlabel="weight decay")
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+    drawing.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return drawing
+
+
+# ----------------------------------------------------------------------------------------- command line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data", type=Path, help="folder with MNIST/raw; RITZ_DATA where it is not given")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--num-steps", type=int, default=100)
+    parser.add_argument("--num-probes", type=int, default=8)
+    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--judge", type=Path, metavar="RESULTS")
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
+    parser.add_argument("--quick", action="store_true", help="noise for images, two seeds, seconds: does it run?")
+    args = parser.parse_args()
+    if args.page:
+        page(*args.page)
+        return
+    if args.judge:
+        write(judge(read(args.judge)), args.judge)
+        return
+    if args.quick:
+        args.seeds, args.epochs, args.num_steps, args.num_probes = 2, 2, 10, 2
+        args.out = Path("build/benchmarks")
+        torch.set_num_threads(1)  # so little work is slower on several threads, on a busy machine many times
+    torch.backends.cuda.matmul.allow_tf32 = False
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    kept = ("device", "seeds", "epochs", "num_steps", "num_probes")
+    about = {
+        "settings": {key: getattr(args, key) for key in kept},
+        "commit": args.commit or _commit(),
+        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
+    }
+    write(judge(about | measure(args)), args.out)
+    if args.quick:
+        page(args.out, args.out)
+
+
+def _commit() -> str:
+    """Of the code that ran, and whether the tree had changes beside it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""The network of 9,960 parameters on MNIST: table 1 of seed 002 and figure 2 of seed 000, over many seeds.
+
+784-10-100-10 with ReLU, cross-entropy, SGD with momentum 0.9 on batches of 128 for 50 epochs, weight decay 0, 1e-4 and
+5e-4 on all parameters. The papers train each once. Here every seed gives a start and an order of batches that all its
+weight decays share, so that they are compared at equal seed, and the spread between seeds says how far one more run
+may fall from the mean:
+
+    mean +- t_(n-1) s sqrt(1 + 1 / n)        the prediction interval of `mnist_mlp_claims`
+
+All networks are trained at once, as stacks of weights. H is the Hessian of the training loss without the penalty, on
+all 55,000 training images. The papers' columns "Tr H" and "Tr H^2" are divided by P: undivided, their Tr H^2 would be
+below lambda_1^2 in every row.
+"""
+
+import gzip
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..batches import isolated_rng
+from ..estimators.spectrum import spectrum
+from ..measures.gap import gap, on_test_data, on_training_data
+from ..measures.outputs import Outputs, outputs
+from ..operators.base import full_precision
+from ..operators.hessian import Hessian
+from ..plan import Plan
+from ..results import Estimate, affine, derived
+from ..risk import Params, Risk
+from ..space import random_uniform
+
+Data = tuple[Tensor, Tensor]  # images (N, 784) in [-1, 1], labels (N,)
+Progress = Callable[[int, int], None]  # (done, total)
+
+NUM_TRAIN = 55_000  # of the 60,000; the last 5,000 are held out
+WEIGHT_DECAYS = (0.0, 1e-4, 5e-4)
+
+# what a row has, in the order of the table, and what it means
+MEANING = {
+    "weight_norm": "Euclidean norm of all weights and biases, not squared",
+    "lambda_max": "largest eigenvalue of the Hessian of the training loss, penalty left out",
+    "trace_per_param": "Tr H / P",
+    "moment2_per_param": "Tr H^2 / P",
+    "train_accuracy": "%, of the training images",
+    "val_accuracy": "%, of the last 5,000 of the 60,000",
+    "test_accuracy": "%, of the 10,000 test images",
+    "train_loss": "mean cross-entropy of the training images",
+    "gap_loss": "loss of the last 5,000 - training loss",
+    "gap_error": "error of the last 5,000 - training error, percentage points",
+    "gap_loss_test": "loss of the test images - training loss",
+    "gap_error_test": "error of the test images - training error, percentage points",
+    "metric_a": "|w| / 2 (what the tables of seed 002 hold)",
+    "metric_a_eq7": "Tr H + |w|^2 / 2 (seed 002, equation 7)",
+    "trace_probe": "standard deviation of Tr H / P by one random vector, sqrt(2 Tr H^2) / P",
+    "moment2_probe": "standard deviation of Tr H^2 / P by one random vector, sqrt(2 Tr H^4) / P",
+}
+
+
+# -------------------------------------------------------------------------------------------------- data
+
+
+def read_idx(path: Path) -> Tensor:
+    """An idx file of bytes, gzipped or not, as a uint8 tensor of the shape that its head states.
+
+    Raises:
+        ValueError: If it is not an idx file of bytes, or its length does not fit its head.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "labels-idx1-ubyte"
+        ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 4]))
+        ...     read_idx(path).tolist()
+        [7, 0, 4]
+    """
+    raw = path.read_bytes()
+    raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of bytes: it begins with {raw[:4].hex(' ')}, not 00 00 08")
+    start = 4 + 4 * raw[3]
+    shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
+    if len(raw) - start != math.prod(shape):
+        raise ValueError(f"{path} holds {len(raw) - start} bytes, but its head says {shape}: a download was cut short?")
+    return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).reshape(shape)
+
+
+def load_mnist(
+    root: Path | str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Data, Data, Data]:
+    """MNIST as (first 55,000, last 5,000 of the training set, test set), pixels mapped to [-1, 1], images flat.
+
+    Args:
+        root: A folder in torchvision's layout, with MNIST/raw/*-ubyte or *-ubyte.gz; None takes RITZ_DATA.
+        device, dtype: Where to put the images and in which precision.
+
+    Raises:
+        FileNotFoundError: If the files are not there.
+
+    Example:
+        >>> load_mnist("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz is in nowhere/MNIST/raw; ...
+    """
+    root = root if root is not None else os.environ.get("RITZ_DATA")
+    if root is None:
+        raise FileNotFoundError("no folder with MNIST: set RITZ_DATA or give root=, in torchvision's layout")
+    parts: list[Data] = []
+    for begin in ("train", "t10k"):
+        stems = (f"{begin}-images-idx3-ubyte", f"{begin}-labels-idx1-ubyte")
+        images, labels = (read_idx(_find(Path(root) / "MNIST" / "raw", stem)) for stem in stems)
+        pixels = images.flatten(1).to(device, dtype) / 127.5 - 1  # Normalize(.5, .5)
+        parts.append((pixels, labels.to(device, torch.int64)))
+    (X, y), test = parts
+    return (X[:NUM_TRAIN], y[:NUM_TRAIN]), (X[NUM_TRAIN:], y[NUM_TRAIN:]), test
+
+
+def _find(folder: Path, stem: str) -> Path:
+    """The file, as it is or gzipped."""
+    for path in (folder / stem, folder / f"{stem}.gz"):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"neither {stem} nor {stem}.gz is in {folder}; get the official files of MNIST")
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+def make_network(seed: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """784-10-100-10 with ReLU, PyTorch's own initialisation from a seed.
+
+    Example:
+        >>> sum(p.numel() for p in make_network(0).parameters())
+        9960
+    """
+    with isolated_rng(seed):
+        layers = [nn.Linear(a, b, dtype=dtype) for a, b in ((784, 10), (10, 100), (100, 10))]
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+
+def learning_rate(epoch: int, epochs: int, lr: float = 0.01, ratio: float = 0.01) -> float:
+    """The papers' schedule (seed 000, A.2): lr up to half of training, linearly to `ratio` lr at 90 %, then constant.
+
+    Example:
+        >>> [round(learning_rate(epoch, 50), 6) for epoch in (0, 25, 35, 45, 49)]
+        [0.01, 0.01, 0.00505, 0.0001, 0.0001]
+    """
+    return lr * (1 - (1 - ratio) * min(max((epoch / epochs - 0.5) / 0.4, 0.0), 1.0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trained:
+    """Networks of every seed and weight decay, as stacks of weights (seeds, weight decays, *shape).
+
+    Example:
+        >>> trained = Trained(seeds=(4, 7), weight_decays=(0.0,), weights={"b": torch.tensor([[[1.0]], [[2.0]]])})
+        >>> trained.params(seed=7, weight_decay=0.0)
+        {'b': tensor([2.])}
+    """
+
+    seeds: tuple[int, ...]
+    weight_decays: tuple[float, ...]
+    weights: Mapping[str, Tensor]
+
+    def params(self, seed: int, weight_decay: float) -> Params:
+        """The weights of one network, by the names of `make_network`."""
+        at = self.seeds.index(seed), self.weight_decays.index(weight_decay)
+        return {name: stack[at] for name, stack in self.weights.items()}
+
+
+@full_precision()
+def train_many(
+    data: Data,
+    seeds: Sequence[int],
+    weight_decays: Sequence[float] = WEIGHT_DECAYS,
+    *,
+    epochs: int = 50,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    batch_size: int = 128,
+    progress: Progress | None = None,
+) -> Trained:
+    """Train a network for every seed and weight decay, all at once, where the data is and in its precision.
+
+    v <- momentum v + grad + weight_decay w,  w <- w - lr v, weights and biases alike: what torch.optim.SGD does to each
+    network alone. A seed gives a start and, by a keyed permutation for each epoch, an order of batches.
+
+    Args:
+        data: Images (N, 784) and labels (N,).
+        seeds: One or more, all different.
+        weight_decays: One or more, none negative, all different.
+        epochs, lr, momentum, batch_size: Of SGD; the rate falls as `learning_rate` says. A last short batch is kept.
+        progress: Called as progress(epochs done, epochs).
+
+    Raises:
+        ValueError: If an argument is out of range or the data does not fit the network.
+
+    Example:
+        >>> X, y = torch.linspace(-1, 1, 20 * 784).reshape(20, 784), torch.arange(20) % 10
+        >>> trained = train_many((X, y), seeds=(0, 1), weight_decays=(0.0, 0.1), epochs=2, batch_size=8)
+        >>> trained.weights["2.weight"].shape  # (seeds, weight decays, out, in)
+        torch.Size([2, 2, 100, 10])
+        >>> first, second = (trained.params(0, decay)["0.weight"].norm() for decay in (0.0, 0.1))
+        >>> bool(second < first)
+        True
+    """
+    X, y = data
+    _check(data, seeds, weight_decays, epochs, batch_size)
+    weights = _starts(X, seeds, len(weight_decays))
+    velocity = {name: torch.zeros_like(w) for name, w in weights.items()}
+    decays = torch.tensor(weight_decays, dtype=X.dtype, device=X.device)
+    for epoch in range(epochs):
+        rate = learning_rate(epoch, epochs, lr)
+        order = torch.stack([batch_order(len(X), seed, epoch, X.device) for seed in seeds])  # (seeds, N)
+        for rows in order.split(batch_size, dim=1):
+            with torch.enable_grad():
+                grads = torch.autograd.grad(_loss(weights, X[rows], y[rows]), list(weights.values()))
+            with torch.no_grad():
+                for (name, w), grad in zip(weights.items(), grads, strict=True):
+                    grad = grad.addcmul(w, decays.view(1, -1, *[1] * (w.ndim - 2)))
+                    w.sub_(velocity[name].mul_(momentum).add_(grad), alpha=rate)
+        if progress is not None:
+            progress(epoch + 1, epochs)
+    stacks = {name: w.detach() for name, w in weights.items()}
+    return Trained(seeds=tuple(seeds), weight_decays=tuple(weight_decays), weights=MappingProxyType(stacks))
+
+
+def _starts(like: Tensor, seeds: Sequence[int], num_decays: int) -> Params:
+    """Every seed's initial weights, as many times as there are weight decays, (seeds, weight decays, *shape)."""
+    networks = [make_network(seed, like.dtype).state_dict() for seed in seeds]
+    stacks = {name: torch.stack([start[name] for start in networks])[:, None] for name in networks[0]}
+    return {
+        name: stack.expand(-1, num_decays, *stack.shape[2:]).contiguous().to(like.device).requires_grad_()
+        for name, stack in stacks.items()
+    }
+
+
+def batch_order(num: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
+    """The order in which a network of this seed sees the samples in this epoch, the same on every device.
+
+    Example:
+        >>> batch_order(5, seed=0, epoch=0).sort().values.tolist()
+        [0, 1, 2, 3, 4]
+    """
+    return random_uniform(num, ("mnist_mlp order", seed, epoch), device).argsort()
+
+
+def _loss(weights: Mapping[str, Tensor], X: Tensor, y: Tensor) -> Tensor:
+    """The sum over networks of the mean loss on their own batches X (seeds, batch, 784), y (seeds, batch)."""
+    h = torch.einsum("sbi,sdoi->sdbo", X, weights["0.weight"]) + weights["0.bias"][:, :, None]
+    for layer in ("2", "4"):
+        h = torch.einsum("sdbi,sdoi->sdbo", h.relu(), weights[f"{layer}.weight"]) + weights[f"{layer}.bias"][:, :, None]
+    labels = y[:, None].expand(h.shape[:3])
+    return F.cross_entropy(h.flatten(0, 2), labels.flatten(), reduction="sum") / y.shape[1]
+
+
+def _check(data: Data, seeds: Sequence[int], weight_decays: Sequence[float], epochs: int, batch_size: int) -> None:
+    X, y = data
+    if X.ndim != 2 or X.shape[1] != 784 or y.shape != X.shape[:1] or not len(X):
+        raise ValueError(f"expected images (N, 784) and labels (N,), got {tuple(X.shape)} and {tuple(y.shape)}")
+    if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) > 9:
+        raise ValueError(f"labels must be integers from 0 to 9, got {y.dtype} from {y.min()} to {y.max()}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"expected one or more seeds, all different, got {tuple(seeds)}")
+    if not weight_decays or len(set(weight_decays)) < len(weight_decays) or min(weight_decays) < 0:
+        raise ValueError(f"expected weight decays of at least 0, all different, got {tuple(weight_decays)}")
+    if epochs < 1 or batch_size < 1:
+        raise ValueError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
+
+
+# ------------------------------------------------------------------------------------------- measurement
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Row:
+    """One network and what was measured on it, by the keys of `MEANING`."""
+
+    seed: int
+    weight_decay: float
+    values: Mapping[str, Estimate]
+
+
+def measure_rows(
+    trained: Trained, train: Data, val: Data, test: Data, *, num_steps: int = 100, num_probes: int = 8,
+    batch_size: int = 5000, progress: Progress | None = None,
+) -> tuple[Row, ...]:  # fmt: skip
+    """One row for each network: the curvature from one Lanczos run on all of `train`, the rest from forward passes.
+
+    Probes are the same for all networks, so that their differences are paired.
+
+    Args:
+        trained: The networks.
+        train, val, test: Data; the Hessian is that of the loss on `train`.
+        num_steps, num_probes: Of `ritz.spectrum`; three steps or more, for Tr H^4.
+        batch_size: Images in one product; memory, not numbers.
+        progress: Called as progress(networks done, networks).
+
+    Raises:
+        ValueError: For fewer than three steps.
+
+    Example:
+        >>> data = torch.eye(784)[:4], torch.arange(4)
+        >>> trained = train_many(data, seeds=[0], weight_decays=[0.0], epochs=1)
+        >>> (row,) = measure_rows(trained, data, data, data, num_steps=3, num_probes=2)
+        >>> row.values["gap_loss"].value, row.values["weight_norm"].exact
+        (0.0, True)
+    """
+    if num_steps < 3:
+        raise ValueError(f"num_steps must be at least 3, got {num_steps}: two steps do not give Tr H^4")
+    model = make_network(0, train[0].dtype).to(train[0].device)
+    risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=batch_size, plan=Plan(route="reverse"))
+    held_out = {name: risk.on(data, batch_size) for name, data in (("val", val), ("test", test))}
+    pairs = [(seed, weight_decay) for seed in trained.seeds for weight_decay in trained.weight_decays]
+    rows: list[Row] = []
+    for seed, weight_decay in pairs:
+        params = trained.params(seed, weight_decay)
+        found = _curvature(risk.at(params), num_steps, num_probes)
+        found |= _fit(outputs(risk.at(params)), {name: outputs(r.at(params)) for name, r in held_out.items()})
+        named = {key: replace(found[key], name=key, convention=MEANING[key]) for key in MEANING}
+        rows.append(Row(seed=seed, weight_decay=weight_decay, values=MappingProxyType(named)))
+        if progress is not None:
+            progress(len(rows), len(pairs))
+    return tuple(rows)
+
+
+def _curvature(risk: Risk, num_steps: int, num_probes: int) -> dict[str, Estimate]:
+    """What follows from the weights and one run with the Hessian."""
+    found = spectrum(Hessian(risk), num_steps, num_probes)
+    norm = math.sqrt(sum(float(p.double().square().sum()) for p in risk.params().values()))
+
+    def one_probe(moment: float) -> float:
+        """Standard deviation of v'Av / P for one random v, with Tr A^2 = `moment`."""
+        return math.sqrt(2 * moment) / found.dim
+
+    return {
+        "weight_norm": _known(norm),
+        "metric_a": _known(norm / 2),
+        "metric_a_eq7": affine(found.trace, 1.0, norm**2 / 2),
+        "lambda_max": found.lambda_max,
+        "trace_per_param": affine(found.trace, 1 / found.dim),
+        "moment2_per_param": affine(found.moment(2), 1 / found.dim),
+        "trace_probe": derived("", one_probe, found.moment(2)),
+        "moment2_probe": derived("", one_probe, found.moment(4)),
+    }
+
+
+def _fit(train: Outputs, held_out: Mapping[str, Outputs]) -> dict[str, Estimate]:
+    """Accuracy and gaps; what was trained on is known, what was held out stands for all images to come."""
+    loss, error = on_training_data(train, "loss"), on_training_data(train, "error")
+    found = {"train_loss": loss, "train_accuracy": affine(error, -100.0, 100.0)}
+    for name, other in held_out.items():
+        suffix = "" if name == "val" else f"_{name}"
+        mistakes = on_test_data(other, "error")
+        found[f"{name}_accuracy"] = affine(mistakes, -100.0, 100.0)
+        found[f"gap_error{suffix}"] = affine(gap(error, mistakes), 100.0)
+        found[f"gap_loss{suffix}"] = gap(loss, on_test_data(other, "loss"))
+    return found
+
+
+def _known(value: float) -> Estimate:
+    """A number that nothing was sampled for."""
+    return Estimate(name="", value=value, exact=True)

@@ -1,0 +1,421 @@
+import gzip
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ritz
+from ritz.papers import mnist_mlp as study
+from ritz.papers import mnist_mlp_claims as judgement
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "mnist_mlp.json"
+DECAYS = (0.0, 1e-2)
+
+
+def noise(num: int, seed: int = 0) -> study.Data:
+    """Images that are not images, of MNIST's shape."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(num, 784, generator=g) * 2 - 1, torch.randint(10, (num,), generator=g)
+
+
+def train_alone(data: study.Data, seed: int, weight_decay: float, epochs: int, batch_size: int) -> torch.nn.Module:
+    """The textbook loop, one network, torch's own optimiser."""
+    X, y = data
+    model = study.make_network(seed, X.dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=weight_decay)
+    for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = study.learning_rate(epoch, epochs)
+        for rows in study.batch_order(len(X), seed, epoch).split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X[rows]), y[rows]).backward()
+            optimizer.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def data() -> study.Data:
+    return noise(50)
+
+
+@pytest.fixture(scope="module")
+def trained(data) -> study.Trained:
+    return study.train_many(data, (3, 5), DECAYS, epochs=10, batch_size=16)  # batches of 16, 16, 16 and 2
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("weight_decay", DECAYS)
+def test_networks_trained_at_once_are_those_trained_one_by_one(data, trained, seed, weight_decay):
+    alone = train_alone(data, seed, weight_decay, epochs=10, batch_size=16)
+    for name, weight in trained.params(seed, weight_decay).items():
+        torch.testing.assert_close(weight, alone.get_parameter(name).detach(), rtol=1e-11, atol=1e-13)
+
+
+def test_seeds_and_weight_decays_give_different_networks(trained):  # else the test above could not fail
+    stacks = trained.weights["0.weight"].flatten(0, 1)
+    assert all((stacks[i] - stacks[j]).norm() > 1e-3 for i in range(4) for j in range(i))
+
+
+def test_weight_decays_of_one_seed_share_start_and_batches(data):
+    pair = study.train_many(data, [0], (0.0, 1e-12), epochs=1, batch_size=16).weights["2.weight"][0]
+    torch.testing.assert_close(pair[0], pair[1], rtol=1e-9, atol=1e-12)
+
+
+def test_the_network_has_9960_parameters_and_torchs_own_start():
+    model = study.make_network(7)
+    assert sum(p.numel() for p in model.parameters()) == 9960
+    torch.manual_seed(7)
+    first = torch.nn.Linear(784, 10, dtype=torch.float32)
+    assert torch.equal(first.weight, model[0].weight)
+
+
+def test_the_learning_rate_is_that_of_the_paper():
+    rates = [study.learning_rate(epoch, 50) for epoch in range(50)]
+    assert rates[:26] == [0.01] * 26  # t / T <= .5
+    for epoch in range(26, 46):
+        assert rates[epoch] == pytest.approx(0.01 * (1 - 0.99 * (epoch / 50 - 0.5) / 0.4))
+    assert rates[45:] == pytest.approx([1e-4] * 5)
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    orders = [study.batch_order(100, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert all(torch.equal(order.sort().values, torch.arange(100)) for order in orders)
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_training_leaves_the_global_generator_and_reports_progress(data):
+    state, seen = torch.get_rng_state(), []
+    study.train_many(data, [0], [0.0], epochs=3, batch_size=25, progress=lambda *at: seen.append(at))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": (torch.zeros(5, 64), torch.zeros(5).long())}, r"\(N, 784\).*got \(5, 64\)"),
+        ({"data": (torch.zeros(5, 784), torch.zeros(4).long())}, r"got \(5, 784\) and \(4,\)"),
+        ({"data": (torch.zeros(0, 784), torch.zeros(0).long())}, r"got \(0, 784\)"),
+        ({"data": (torch.zeros(2, 784), torch.tensor([0, 10]))}, "from 0 to 10"),
+        ({"data": (torch.zeros(2, 784), torch.zeros(2))}, "must be integers"),
+        ({"seeds": ()}, "one or more seeds"),
+        ({"seeds": (1, 1)}, r"all different, got \(1, 1\)"),
+        ({"weight_decays": (0.0, -1.0)}, "at least 0"),
+        ({"weight_decays": ()}, "weight decays"),
+        ({"epochs": 0}, "got 0 and 128"),
+        ({"batch_size": 0}, "got 50 and 0"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(change, message):
+    arguments = {"data": noise(3), "seeds": (0,), "weight_decays": (0.0,)} | change
+    with pytest.raises(ValueError, match=message):
+        study.train_many(**arguments)
+
+
+# --------------------------------------------------------------------------------------------------- data
+
+
+def idx(*values: int, shape: tuple[int, ...], kind: int = 8) -> bytes:
+    return bytes([0, 0, kind, len(shape), *b"".join(n.to_bytes(4, "big") for n in shape), *values])
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """MNIST with one image of the training set and two of the test set; one file of each is gzipped."""
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte").write_bytes(idx(0, 255, 51, *[0] * 781, shape=(1, 28, 28)))
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(7, shape=(1,))))
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(*[255] * 1568, shape=(2, 28, 28))))
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(1, 2, shape=(2,)))
+    return tmp_path
+
+
+def test_mnist_is_read_gzipped_or_not_and_mapped_to_minus_one_to_one(root):
+    (X, y), (held_out, _), (test, labels) = study.load_mnist(root, dtype=torch.float64)
+    torch.testing.assert_close(X[0, :4], torch.tensor([-1.0, 1.0, 51 / 127.5 - 1, -1.0]))
+    assert (X.shape, y.tolist(), held_out.shape) == ((1, 784), [7], (0, 784))
+    assert bool((test == 1).all())
+    assert labels.tolist() == [1, 2]
+
+
+def test_mnist_is_found_through_the_environment(root, monkeypatch):
+    monkeypatch.setenv("RITZ_DATA", str(root))
+    assert study.load_mnist()[0][1].tolist() == [7]
+    monkeypatch.delenv("RITZ_DATA")
+    with pytest.raises(FileNotFoundError, match="set RITZ_DATA"):
+        study.load_mnist()
+
+
+def test_a_file_that_is_missing_is_named(root):
+    (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte\.gz"):
+        study.load_mnist(root)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>", "begins with 3c 68 74 6d"),
+        (idx(1, 2, shape=(2,), kind=13), "not an idx file of bytes"),  # floats
+        (idx(1, 2, shape=(3,)), r"holds 2 bytes, but its head says \[3\]"),
+    ],
+)
+def test_what_is_not_an_idx_file_of_bytes_is_refused(tmp_path, content, message):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        study.read_idx(tmp_path / "file")
+
+
+def test_the_real_mnist_is_split_into_55000_and_5000_and_10000(data_root):
+    parts = study.load_mnist(data_root)
+    assert [tuple(X.shape) for X, _ in parts] == [(55_000, 784), (5000, 784), (10_000, 784)]
+    assert parts[0][1][:5].tolist() == [5, 0, 4, 1, 9]
+    assert torch.cat([parts[0][1], parts[1][1]]).bincount().tolist() == [
+        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- measurement
+
+PIXELS = 3  # weights of pixels that are 0 in all images have no curvature: the rest is dense and small
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[study.Row, torch.nn.Module, tuple[study.Data, study.Data, study.Data]]:
+    """One network, trained and measured on images of which few pixels are not 0."""
+    parts = [noise(num, seed) for seed, num in enumerate((30, 20, 10))]
+    for X, _ in parts:
+        X[:, PIXELS:] = 0
+    (train, val, test) = parts
+    fitted = study.train_many(train, [1], [1e-3], epochs=40, lr=0.3, batch_size=10)
+    (row,) = study.measure_rows(fitted, train, val, test, num_steps=60, num_probes=8)
+    model = study.make_network(0, torch.float64)
+    model.load_state_dict(fitted.params(1, 1e-3))
+    return row, model, (train, val, test)
+
+
+def eigenvalues(model: torch.nn.Module, data: study.Data) -> torch.Tensor:
+    """All of the Hessian but rows and columns of zeros, by reverse mode twice, row by row."""
+    params = list(model.parameters())
+    loss = F.cross_entropy(model(data[0]), data[1])
+    grads = torch.autograd.grad(loss, params, create_graph=True)
+    live = torch.cat([torch.arange(784).lt(PIXELS).repeat(10), torch.ones(9960 - 7840, dtype=torch.bool)])
+    flat = torch.cat([g.flatten() for g in grads])[live]
+    rows = []
+    for units in torch.eye(len(flat)).split(300):
+        parts = torch.autograd.grad(flat, params, units, retain_graph=True, is_grads_batched=True)
+        rows.append(torch.cat([part.flatten(1) for part in parts], dim=1)[:, live])
+    return torch.linalg.eigvalsh(torch.cat(rows))
+
+
+def test_every_curvature_of_a_row_agrees_with_the_dense_hessian(measured):
+    row, model, (train, _, _) = measured
+    values = eigenvalues(model, train)
+    norm = float(torch.cat([p.detach().flatten() for p in model.parameters()]).norm())
+    square, fourth = (float(values.pow(k).sum()) for k in (2, 4))
+    truth = {
+        "weight_norm": norm,
+        "metric_a": norm / 2,
+        "metric_a_eq7": float(values.sum()) + norm**2 / 2,
+        "lambda_max": float(values.max()),
+        "trace_per_param": float(values.sum()) / 9960,
+        "moment2_per_param": square / 9960,
+        "trace_probe": math.sqrt(2 * square) / 9960,
+        "moment2_probe": math.sqrt(2 * fourth) / 9960,
+    }
+    for key, true in truth.items():
+        low, high = row.values[key].interval(0.999)
+        slack = 1e-6 * abs(true)
+        assert low - slack <= true <= high + slack, key
+        assert high - low < 0.2 * abs(true), key  # or the line above could not fail
+
+
+def test_accuracies_and_gaps_of_a_row_are_those_of_the_network(measured):
+    row, model, parts = measured
+    with torch.no_grad():
+        loss = [float(F.cross_entropy(model(X), y)) for X, y in parts]
+        accuracy = [100 * float((model(X).argmax(1) == y).double().mean()) for X, y in parts]
+    truth = {
+        "train_loss": loss[0],
+        "train_accuracy": accuracy[0],
+        "val_accuracy": accuracy[1],
+        "test_accuracy": accuracy[2],
+        "gap_loss": loss[1] - loss[0],
+        "gap_loss_test": loss[2] - loss[0],
+        "gap_error": accuracy[0] - accuracy[1],
+        "gap_error_test": accuracy[0] - accuracy[2],
+    }
+    for key, true in truth.items():
+        assert float(row.values[key].value) == pytest.approx(true, rel=1e-9, abs=1e-9), key
+        low, high = row.values[key].interval()
+        assert low <= true <= high, key
+    assert row.values["train_loss"].exact
+    assert row.values["gap_loss"].stderr > 0
+
+
+def test_too_few_steps_are_refused_before_any_work(trained, data):
+    with pytest.raises(ValueError, match="at least 3, got 2"):
+        study.measure_rows(trained, data, data, data, num_steps=2)
+
+
+def test_a_row_has_every_key_with_its_convention(measured):
+    row = measured[0]
+    assert list(row.values) == list(study.MEANING)
+    assert all(value.name == key and value.convention == study.MEANING[key] for key, value in row.values.items())
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def rows_like(change: float = 0.0, seeds: int = 8) -> tuple[study.Row, ...]:
+    """Rows as plain data would have them: lambda_1 from 14 on, |w| and gaps falling, up to `change` at one step."""
+    data = []
+    for seed in range(seeds):
+        for place, decay in enumerate(study.WEIGHT_DECAYS):
+            values = dict.fromkeys(study.MEANING, 1.0 + 0.01 * seed - 0.1 * place)
+            values["lambda_max"] = 14.0 + 0.1 * seed + (place if seed or place != 1 else change)
+            data.append({"seed": seed, "weight_decay": decay} | {k: [v, 0.0, v, v + 0.01] for k, v in values.items()})
+    return judgement.from_plain(data)
+
+
+def verdicts(rows, start: str) -> dict[str, str]:
+    return {claim.text: claim.verdict for claim in judgement.claims(rows) if claim.text.startswith(start)}
+
+
+def test_a_prediction_interval_covers_the_next_value_as_often_as_it_says():
+    g = torch.Generator().manual_seed(0)
+    draws = torch.randn(4000, 6, generator=g)
+    for level in (0.5, 0.95):
+        ends = [judgement.prediction_interval(row[:5].tolist(), level) for row in draws]
+        inside = sum(low <= float(row[5]) <= high for (low, high), row in zip(ends, draws, strict=True)) / len(draws)
+        assert inside == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / len(draws)))
+
+
+def test_noise_of_the_new_value_widens_a_prediction_interval():
+    low, high = judgement.prediction_interval([1.0, 2.0, 3.0], noise=2.0)
+    wide = 4.30265273 * math.sqrt(4 / 3 + 4)
+    assert (low, high) == pytest.approx((2 - wide, 2 + wide))
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "message"), [([1.0], 0.95, "two values or more, got 1"), ([1.0, 2.0], 1.0, "between 0 and 1")]
+)
+def test_a_prediction_interval_refuses_what_has_none(values, level, message):
+    with pytest.raises(ValueError, match=message):
+        judgement.prediction_interval(values, level)
+
+
+def test_a_number_holds_inside_the_interval_to_the_digits_it_is_written_with():
+    rows = rows_like()  # lambda_1 at 0: 14.0 to 14.7, mean 14.35, s = 0.2449
+    low, high = judgement.prediction_interval([14.0 + 0.1 * seed for seed in range(8)])
+    assert (low, high) == pytest.approx((14.35 - 0.6143, 14.35 + 0.6143), abs=1e-3)
+    found = {(c.paper, c.text): c for c in judgement.claims(rows)}
+    claim = found["seed 002", "lambda_1 at weight decay 0"]  # printed 14.4
+    assert claim.verdict == "holds"
+    assert claim.tolerance == pytest.approx((high - low) / 2 + 0.05)
+    assert found["reference run", "lambda_1 at weight decay 0"].tolerance == pytest.approx((high - low) / 2 + 0.005)
+    assert found["seed 002", "lambda_1 at weight decay 0.0005"].verdict == "refuted"  # 17.8 against 16.35
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(0.5, "holds"), (0.005, "refuted"), (-0.5, "refuted")])
+def test_an_order_holds_where_every_seed_has_it_beyond_its_error(change, verdict):
+    found = verdicts(rows_like(change), "lambda_1 rises from weight decay 0 to 0.0001")
+    assert found["lambda_1 rises from weight decay 0 to 0.0001: how many of 8 seeds"] == verdict
+    assert found["lambda_1 rises from weight decay 0 to 0.0001: mean change"] == "holds"  # seven rise by 1
+
+
+def test_an_order_in_the_mean_can_be_undecided():
+    data = judgement.plain(rows_like())
+    for entry in data:
+        entry["gap_loss"] = [(-1) ** entry["seed"] * entry["weight_decay"], 0.1, -1.0, 1.0]
+    found = verdicts(judgement.from_plain(data), "gap in loss to the last 5,000 falls from weight decay 0 to 0.0005")
+    assert list(found.values()) == ["refuted", "cannot tell"]
+
+
+@pytest.mark.parametrize("keep", [slice(0, 3), slice(0, -1)])
+def test_rows_that_are_not_of_every_seed_and_weight_decay_are_refused(keep):
+    with pytest.raises(ValueError, match=r"two seeds or more, each once at weight decays \(0\.0, 0\.0001, 0\.0005\)"):
+        judgement.claims(rows_like()[keep])
+
+
+def test_rows_come_back_from_plain_data(measured):
+    data = judgement.plain([measured[0]])
+    again = judgement.from_plain(json.loads(json.dumps(data)))
+    assert judgement.plain(again) == data
+    for key, value in measured[0].values.items():
+        assert again[0].values[key].interval() == pytest.approx(value.interval(), rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------- results
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    return json.loads(RESULTS.read_text(encoding="utf8"))
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("mnist_mlp_benchmark", ROOT / "benchmarks" / "mnist_mlp.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_claims_on_file_follow_from_its_rows(report, benchmark):
+    again = json.loads(json.dumps(benchmark.judge(report)["claims"]))
+    assert [(c["text"], c["verdict"]) for c in again] == [(c["text"], c["verdict"]) for c in report["claims"]]
+    for new, old in zip(again, report["claims"], strict=True):
+        assert new["measured"] == pytest.approx(old["measured"], rel=1e-9)
+        assert new["tolerance"] == pytest.approx(old["tolerance"], rel=1e-9)
+
+
+def test_every_number_of_the_reference_run_lies_in_our_prediction_interval(report):
+    assert report["num_params"] == 9960
+    assert len(report["rows"]) >= 8 * 3
+    found = [claim["verdict"] for claim in report["claims"] if claim["paper"] == "reference run"]
+    assert found == ["holds"] * 21
+
+
+def test_at_equal_seed_lambda_1_rises_and_the_norm_falls_from_the_least_to_the_most_weight_decay(report):
+    found = {claim["text"]: claim["verdict"] for claim in report["claims"]}
+    num = len(report["rows"]) // 3
+    assert found[f"lambda_1 rises from weight decay 0 to 0.0005: how many of {num} seeds"] == "holds"
+    for pair in ("0 to 0.0001", "0.0001 to 0.0005", "0 to 0.0005"):
+        assert found[f"|w| falls from weight decay {pair}: how many of {num} seeds"] == "holds"
+        assert found[f"lambda_1 rises from weight decay {pair}: mean change"] == "holds"
+
+
+def test_the_page_is_the_one_that_the_file_gives(report, benchmark):
+    rows = judgement.from_plain(report["rows"])
+    text = benchmark.PAGE.format(**benchmark.facts(report, rows))
+    assert text == (ROOT / "docs" / "mnist_mlp.md").read_text(encoding="utf8")
+    picture = ROOT / "docs" / "mnist_mlp.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_network_trained_here_falls_among_those_on_file(data_root, report):
+    """Another device, the same seed: round-off alone makes another network of it after 50 epochs, but of one kind."""
+    train, _, _ = study.load_mnist(data_root)
+    fitted = study.train_many(train, [0], study.WEIGHT_DECAYS)
+    rows = judgement.from_plain(report["rows"])
+    model = study.make_network(0)
+    for decay in study.WEIGHT_DECAYS:
+        model.load_state_dict(fitted.params(0, decay))
+        risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), train, batch_size=5000)
+        top = float(ritz.top_eigenpairs(ritz.Hessian(risk, route="reverse"), k=1).values[0])
+        norm = math.sqrt(sum(float(p.double().square().sum()) for p in risk.params().values()))
+        for key, value in (("lambda_max", top), ("weight_norm", norm)):
+            low, high = judgement.prediction_interval(judgement.column(rows, key, decay), level=0.99)
+            assert low <= value <= high, (key, decay)
