@@ -1,0 +1,204 @@
+"""The theory of seeds 000 to 003 as runnable checks: every claim, the page that lists them, and its figure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from ..results import new_axes
+from . import theory_flatness, theory_margins, theory_pacbayes, theory_sampling, theory_scaling, theory_theorem
+from .base import Claim, claims_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Check = Callable[[], tuple[Claim, ...]]
+Progress = Callable[[int, int], None]  # (checks done, checks in all)
+
+FLATNESS, THEOREM = "Seeds 000 and 001: flatness", "Theorem 1 and its proof"
+METRIC, SAMPLING = "Seed 002: the PAC-Bayes metric", "Seed 002: sub-sampling and the trace"
+MARGINS = "Seed 003: margins"
+
+# every check, by section of the page
+CHECKS: dict[str, tuple[Check, ...]] = {
+    FLATNESS: (
+        theory_flatness.taylor,
+        theory_flatness.random_shift,
+        theory_flatness.deep_linear,
+        theory_flatness.deep_linear_limit,
+        theory_flatness.rescaling,
+        theory_flatness.stability,
+    ),
+    THEOREM: (
+        theory_theorem.theorem,
+        theory_theorem.supplement,
+        theory_theorem.what_holds,
+        theory_theorem.proof,
+    ),
+    METRIC: (
+        theory_pacbayes.equation_6,
+        theory_pacbayes.equation_7,
+        theory_pacbayes.equation_8,
+        theory_pacbayes.invariance,
+    ),
+    SAMPLING: (
+        theory_sampling.every_batch,
+        theory_sampling.figure_2,
+        theory_sampling.other_functions,
+        theory_sampling.pairs_of_batches,
+        theory_sampling.trace_is_that_of_the_ggn,
+        theory_sampling.negative_trace,
+    ),
+    MARGINS: (
+        theory_margins.confidence,
+        theory_margins.affine_trace,
+        theory_margins.margin_bound,
+        theory_scaling.lemmas,
+        theory_scaling.scaling,
+        theory_scaling.wrong_points,
+        theory_scaling.layerwise,
+    ),
+}
+
+# what to take from each section
+READINGS = {
+    FLATNESS: "The example of section 2 has a wrong Hessian and a right moral: along a ray of growing weights the "
+    "trace goes to 0 with the loss. It is not a law, not even in the example.",
+    THEOREM: "The theorem says that measures of sharpness go to 0 with the loss. Along T_alpha they do. In general "
+    "they need not: the loss falls with the margin, and the margin can grow as slowly as one likes beside the "
+    "weights. Keeping weights away from 0 does not help, since outputs may cancel. What holds is "
+    "|H_i|_F ≤ loss_i max (|∇z_k|² + |∇²z_k|_F), z_k = f_k − f_y: measures of sharpness go to 0 wherever these "
+    "derivatives grow more slowly than 1 / loss.",
+    METRIC: "Equation 6 has the trace of H where that of its inverse belongs, so neither it nor what follows from it "
+    "is a divergence. The metric of equation 7 may still be useful; it is not invariant under rescalings of layers, "
+    "and no bound follows.",
+    SAMPLING: "The trace may be taken from a batch and its square may not, as the paper says. Two batches drawn "
+    "independently mend the square: `minibatch_moment`. Section 6 replaces Tr H by Tr G for fear of negative traces; "
+    "for piecewise-linear networks the two are equal and neither is negative.",
+    MARGINS: "Proposition 3.1 is exact for affine models, and the margin bound holds for wrong answers too, though "
+    "not by the step that is printed. Along T_alpha a ReLU network becomes flat in trace whether its answers are "
+    "right or wrong; norms of the Hessian can tell the two apart.",
+}
+
+_TOP = """# The theory, checked
+
+Seeds 000 to 003 argue with theorems, bounds and examples. Here each is a function that computes both sides on small
+networks in float64 and returns a `Claim`: what is stated, what was measured, and a verdict that follows from the two.
+*Holds* and *refuted* mean that the measurement, its 95 % interval where it was sampled, lies within or without what the
+claim allows; *cannot tell* that it does neither. Where a statement fails as printed, *mended* marks the one that holds.
+A number cannot prove a theorem, but it can refute one.
+
+In the tables H is the Hessian of the mean loss, G the Gauss-Newton matrix, P the number of weights, p = w_1 w_2 w_3 X,
+g the gradient of w_1 w_2 w_3, S the softmax, and T_alpha multiplies the last layer by alpha.
+
+```python
+from ritz.papers import theory
+
+found = theory.sections([theory.METRIC])  # theory.sections() for all, in some seconds
+print([claim for claim in found[theory.METRIC] if claim.verdict == "refuted"][0].evidence)
+text = theory.page(found)  # theory.page() is this page
+theory.draw().savefig("theory.png", dpi=100)
+```
+
+![The confidence surface of seed 003, and the trace along three paths on which the loss goes to 0](theory.png)
+
+Left, figure 1 of seed 003: 1 − Σ a² over the distributions a of three classes. Right, theorem 1 of seed 000: the trace
+along T_alpha, and along two paths on which the loss goes to 0 all the same.
+"""
+
+
+def sections(titles: Sequence[str] = tuple(CHECKS), progress: Progress | None = None) -> dict[str, tuple[Claim, ...]]:
+    """The claims of each section of the page; all of them take some seconds.
+
+    Example:
+        >>> found = sections(["Seed 002: the PAC-Bayes metric"])
+        >>> [claim.verdict for claim in found["Seed 002: the PAC-Bayes metric"][:3]]
+        ['refuted', 'refuted', 'holds']
+    """
+    unknown = [title for title in titles if title not in CHECKS]
+    if unknown:
+        raise ValueError(f"no section {unknown[0]!r}; there are: {'; '.join(CHECKS)}")
+    total, done = sum(len(CHECKS[title]) for title in titles), 0
+    found: dict[str, tuple[Claim, ...]] = {}
+    for title in titles:
+        found[title] = ()
+        for check in CHECKS[title]:
+            found[title] += check()
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return found
+
+
+def all_claims(titles: Sequence[str] = tuple(CHECKS), progress: Progress | None = None) -> tuple[Claim, ...]:
+    """Every claim of the sections, in the order of the page.
+
+    Example:
+        >>> claims = all_claims(["Seed 002: the PAC-Bayes metric"])
+        >>> {claim.paper for claim in claims}
+        {'seed 002'}
+    """
+    return tuple(chain.from_iterable(sections(titles, progress).values()))
+
+
+def page(found: Mapping[str, Sequence[Claim]] | None = None) -> str:
+    """docs/theory.md: for each section what to take from it, its claims, and the evidence against those that fail.
+
+    Args:
+        found: From `sections`; made where it is not given.
+
+    Example:
+        >>> text = page(sections(["Seed 002: the PAC-Bayes metric"]))
+        >>> text.splitlines()[0], "## Seed 002: the PAC-Bayes metric" in text
+        ('# The theory, checked', True)
+    """
+    found = sections() if found is None else found
+    verdicts = [claim.verdict for claim in chain.from_iterable(found.values())]
+    count = f"{len(verdicts)} claims: {verdicts.count('holds')} hold, {verdicts.count('refuted')} are refuted"
+    open_ = verdicts.count("cannot tell")
+    parts = [_TOP, count + (f", {open_} cannot be told.\n" if open_ else ".\n")]
+    for title, claims in found.items():
+        parts += [f"## {title}\n", fill(READINGS[title], 120) + "\n", claims_table(claims) + "\n"]
+        parts.append("\n".join(_refutations(claims)) + "\n")
+    return "\n".join(parts)
+
+
+def _refutations(claims: Iterable[Claim]) -> list[str]:
+    """What was seen where a claim does not hold."""
+    return [
+        f"- **{claim.where}**, {claim.verdict}: {claim.text}. {claim.evidence}"
+        for claim in claims
+        if claim.verdict != "holds"
+    ]
+
+
+def draw() -> "Figure":
+    """The confidence surface (figure 1 of seed 003), and the trace against the loss along three paths (theorem 1).
+
+    Example:
+        >>> len(draw().axes)  # two panels and a colour bar
+        3
+    """
+    new_axes()  # says what to install where matplotlib is absent
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    theory_margins.plot_confidence(left)
+    _plot_paths(right)
+    return figure
+
+
+def _plot_paths(ax: "Axes") -> None:
+    """Tr H against the loss, which falls to the right."""
+    paths = {
+        "along $T_α$": theory_theorem.scaling_path(),
+        "w₁ = z exp z, w₂ = exp(−z)": theory_theorem.unbalanced_path(),
+        "all |w| ≥ 1": theory_theorem.bounded_path(),
+    }
+    for (name, path), marker in zip(paths.items(), "os^", strict=True):
+        ax.plot([p.loss for p in path], [p.sizes.trace for p in path], marker + "-", label=name)
+    ax.set(xscale="log", yscale="log", xlabel="loss", ylabel="Tr H", xticks=[1, 1e-4, 1e-8, 1e-12])
+    ax.invert_xaxis()
+    ax.legend(frameon=False)

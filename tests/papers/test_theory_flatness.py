@@ -1,0 +1,54 @@
+"""The example of seed 000 and its corrected Hessian, against autograd and closed forms."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ritz.papers import theory_flatness as flatness
+from ritz.papers.theory_networks import dense_hessian
+
+numbers = st.floats(-1.5, 1.5)
+
+
+@given(w=st.tuples(numbers, numbers, numbers), x=numbers)
+def test_the_corrected_hessian_is_that_of_two_backward_passes(w, x):
+    weights = torch.tensor(w, requires_grad=True)
+    loss = torch.exp(weights[0] * weights[1] * weights[2] * x)
+    (gradient,) = torch.autograd.grad(loss, weights, create_graph=True)
+    truth = torch.stack([torch.autograd.grad(g, weights, retain_graph=True)[0] for g in gradient])
+    torch.testing.assert_close(flatness.deep_linear_hessian(weights.detach(), x), truth, rtol=1e-10, atol=1e-12)
+
+
+def test_the_risk_of_the_example_has_that_hessian():
+    w = torch.tensor([0.3, -1.2, 2.0])
+    risk = flatness.deep_linear_risk(w, x=0.7)
+    assert risk.loss() == pytest.approx(math.exp(0.3 * -1.2 * 2.0 * 0.7), rel=1e-14)
+    torch.testing.assert_close(dense_hessian(risk), flatness.deep_linear_hessian(w, 0.7))
+
+
+def test_the_hessian_does_not_vanish_where_the_gradient_and_the_printed_matrix_do():
+    w = torch.tensor([2.0, 0.0, 0.0])  # g = 0
+    truth = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
+    assert torch.equal(flatness.deep_linear_hessian(w, 1.0), truth)
+    torch.testing.assert_close(dense_hessian(flatness.deep_linear_risk(w, 1.0)), truth)
+
+
+def test_the_trace_of_the_example_follows_its_closed_forms_along_both_paths():
+    ray, skew = flatness.deep_linear_limit()
+    assert ray.measured == pytest.approx(3 * 4**4 * math.exp(-(4**3)), rel=1e-9)
+    z = 15.0
+    assert skew.measured == pytest.approx((z**2 * math.exp(2 * z) + z**2 + math.exp(-2 * z)) * math.exp(-z), rel=1e-9)
+
+
+def test_single_overlaps_follow_the_beta_law():
+    _, overlap = flatness.random_shift()
+    dim = 43
+    assert overlap.measured == pytest.approx(math.sqrt(2 * (dim - 1) / (dim + 2)), rel=0.05)
+
+
+def test_a_relative_error_of_half_is_what_a_missing_factor_two_gives():
+    printed, mended = flatness.taylor()
+    assert printed.measured == mended.measured == pytest.approx(0.5, abs=1e-3)

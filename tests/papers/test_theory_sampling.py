@@ -1,0 +1,50 @@
+"""Sub-sampled curvature: the closed form of its noise against every batch; traces of piecewise-linear networks."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from ritz.papers import theory_sampling as sampling
+from ritz.papers.theory_networks import dense_hessian, deviation
+
+
+def brute(matrices, size):
+    """Mean of Tr H_b^2 over every batch of a size, each mean of matrices formed."""
+    batches = [matrices[list(b)].mean(0) for b in combinations(range(len(matrices)), size)]
+    return torch.stack([b.square().sum() for b in batches]).mean()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
+def test_the_noise_of_a_batch_has_its_closed_form_at_any_size(size):
+    risk, data = sampling._problem(6)
+    each = sampling._each(risk, data, dense_hessian)
+    whole = each.mean(0)
+    noise = (6 - size) / (size * 5) * (each - whole).square().sum((1, 2)).mean()
+    torch.testing.assert_close(brute(each, size), whole.square().sum() + noise)
+
+
+def test_single_samples_average_to_the_whole():
+    risk, data = sampling._problem(6)
+    for matrix in sampling.MATRICES.values():
+        assert deviation(sampling._each(risk, data, matrix).mean(0), matrix(risk)) < 1e-12
+
+
+def test_the_noise_is_not_small_so_that_its_absence_would_be_seen():
+    above = sampling.figure_2()[1]
+    assert above.measured.value > 1.5 * above.expected
+
+
+def test_disjoint_pairs_are_biased_by_what_a_finite_set_lacks():
+    """Tr H_1 H_2 of disjoint batches has mean Tr H^2 - mean |H_i - H|^2 / (N - 1)."""
+    risk, data = sampling._problem(6)
+    each = sampling._each(risk, data, dense_hessian)
+    truth = each.mean(0).square().sum() - (each - each.mean(0)).square().sum((1, 2)).mean() / 5
+    disjoint = sampling.pairs_of_batches()[2]
+    assert disjoint.measured == pytest.approx(float(truth), rel=1e-10)
+
+
+def test_the_gauss_newton_trace_is_the_hessian_trace_up_to_round_off():
+    same, different = sampling.trace_is_that_of_the_ggn()
+    assert same.measured < 1e-14
+    assert different.measured > 0.1
