@@ -760,3 +760,45 @@ def test_an_embedding_that_renormalises_its_rows_is_not_changed():
     ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randint(5, (4, 2)), torch.randint(2, (4,)))).gradient()
     assert torch.equal(model[0].weight, before)
     assert model[0].max_norm == 0.1
+
+
+# ------------------------------------------------------------------------- state, other outputs, inputs
+
+
+def test_the_state_has_every_parameter_and_buffer_as_the_risk_sees_it():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    risk = ritz.Risk(model, nn.MSELoss(), (torch.randn(4, 2), torch.zeros(4, 3)), params="0.bias", dtype=torch.float32)
+    moved = risk.at({"1.running_mean": torch.full((3,), 5.0)})
+    assert set(moved.state()) == set(model.state_dict())
+    assert moved.state()["1.running_mean"].tolist() == [5.0, 5.0, 5.0]
+    assert moved.state()["0.weight"].dtype == torch.float32
+
+
+def test_outputs_can_be_passed_through_a_function():
+    model, data = nn.Linear(2, 3), (torch.randn(5, 2), torch.zeros(5, 3))
+    risk = ritz.Risk(model, nn.MSELoss(), data)
+    half = risk.through(lambda out, batch: out / 2, note="outputs halved")
+    assert half.loss() == pytest.approx(risk.loss() / 4)
+    assert "outputs halved" in half.convention()
+    torch.testing.assert_close(ritz.Hessian(half).dense(), ritz.Hessian(risk).dense() / 4)
+    opaque = ritz.Risk(model, data=[data], batch_loss=lambda model, batch: (model(batch[0]).sum(), len(batch[0])))
+    with pytest.raises(UnsupportedError, match="outputs are not known"):
+        opaque.through(lambda out, batch: out)
+
+
+@pytest.mark.parametrize("batch_size", [5, 2])
+def test_a_model_that_writes_to_its_inputs_does_not_write_to_the_data(batch_size):
+    class Centring(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.layer(x.sub_(1.0))
+
+    model, X, y = Centring(), torch.randn(5, 2), torch.zeros(5, 1)
+    before = X.clone()
+    risk = ritz.Risk(model, nn.MSELoss(), (X, y), batch_size=batch_size)
+    assert risk.loss() == pytest.approx(float((model.layer(X - 1) ** 2).mean().detach()))
+    ritz.Hessian(risk).dense()
+    assert torch.equal(X, before)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch
+from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
 from .errors import NonFiniteError, UnsupportedError
 from .layers import Capture, Recorder
 from .losses import Loss, Target, as_loss
@@ -99,6 +99,7 @@ class Risk:
         self._state: tuple[Params, Params] = ({}, {})
         self._checked: Hashable = None
         self._piece: int | None = self.plan.micro_batch  # shrinks when memory runs out
+        self._writes: bool | None = None  # whether the model writes to its inputs; not known before the first call
         if self._piece is not None and not self.splittable:
             raise UnsupportedError(
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
@@ -161,7 +162,12 @@ class Risk:
         """The chosen parameters as they are now, detached, in the precision and on the device of the risk."""
         return self._current()[0]
 
-    # -------------------------------------------------------------------------------- other weights, data
+    def state(self) -> Params:
+        """Every parameter and buffer as it is now, chosen or not, in the precision and on the device of the risk."""
+        chosen, others = self._current()
+        return {**chosen, **others}
+
+    # -------------------------------------------------------------------------- other weights, data, outputs
 
     def at(self, params: Mapping[str, Tensor] | Tensor) -> "Risk":
         """The same risk at other weights: named tensors for some or all of the parameters, or a flat vector (dim,)."""
@@ -193,6 +199,15 @@ class Risk:
         part = self._copy()
         part.names = tuple(select(self.names, params))
         return part
+
+    def through(self, fn: Callable[[Tensor, Any], Tensor], note: str = "") -> "Risk":
+        """The same risk with `fn(outputs, batch)` in the place of the outputs; `note` goes into the convention."""
+        _ = self.output_loss  # an opaque loss has no outputs
+        plain = self._caller.forward_only.fn
+        other = self._copy()
+        other._caller = Caller(self.model, lambda model, batch: fn(plain(model, batch), batch), None)
+        other.routes, other.notes = {}, (*self.notes, note) if note else self.notes
+        return other
 
     def _batched(self, data: Any, batch_size: int | None) -> Batches:
         """Data as batches; with batch statistics the batch is part of the function: tensors are one, unless said."""
@@ -236,8 +251,13 @@ class Risk:
         state = {f"model.{name}": p for name, p in {**self._current()[1], **params}.items()}
         if self.dropout:
             seed_torch(batch.index, self.device)  # inside `session`, which puts the generators back
+        # a model that writes to its inputs is given copies; whether it does is seen on the first call
+        data = map_tensors(batch.data, Tensor.detach if self._writes is False else Tensor.clone)
         with torch.enable_grad():  # for a model that differentiates in its inputs; weights ask for it themselves
-            return functional_call(module, state, (map_tensors(batch.data, Tensor.detach),))
+            result = functional_call(module, state, (data,))
+        if self._writes is None:
+            self._writes = any(t._version for t in tensors_of(data))
+        return result
 
     def captured(
         self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]

@@ -1,0 +1,142 @@
+"""Laws of the eigenvalues of a matrix: a power law for the largest, the law of Marchenko and Pastur for noise."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MIN_TAIL = 10  # eigenvalues above the least threshold that is tried
+_TRACY_WIDOM = 2.0234  # 99 % quantile of the law of Tracy and Widom for real matrices
+_ANGLES = 20_000  # points of the quadrature of the law of Marchenko and Pastur
+
+
+# ------------------------------------------------------------------------------------------------ the tail
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """p(x) = (alpha - 1) / x_min (x / x_min)^-alpha for x >= x_min, fitted to a tail.
+
+    Attributes:
+        alpha: The exponent.
+        stderr: Its standard error for a threshold that is given, (alpha - 1) / sqrt(num_tail); its choice adds to it.
+        x_min: Where the tail begins.
+        num_tail: How many values are in it.
+        distance: Largest distance between its distribution function and that of the values (Kolmogorov-Smirnov).
+    """
+
+    alpha: float
+    stderr: float
+    x_min: float
+    num_tail: int
+    distance: float
+
+
+def fit_power_law(values: Tensor, *, min_tail: int = MIN_TAIL) -> PowerLaw:
+    """The exponent by maximum likelihood, above the threshold at which the fit is best.
+
+        alpha = 1 + n / sum_i log(x_i / x_min),    x_min = argmin sup_x |F_n(x) - F(x)|
+
+    (Clauset, Shalizi and Newman 2009, equations 3.1 and 3.9). Every value is tried as a threshold that leaves at least
+    `min_tail` values above it.
+
+    Raises:
+        ValueError: If there are fewer than `min_tail` values, one is not positive and finite, or all are equal.
+
+    Example:
+        >>> u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+        >>> fit = fit_power_law(u ** (-1 / 1.5))  # quantiles of the law with alpha = 2.5, x_min = 1
+        >>> round(fit.alpha, 1), round(fit.x_min, 2)
+        (2.5, 1.0)
+    """
+    x = values.detach().double().flatten().cpu().sort().values
+    if len(x) < min_tail or not bool(((x > 0) & x.isfinite()).all()):
+        raise ValueError(f"a power law needs at least {min_tail} values, all positive and finite; {len(x)} were given")
+    if x[-1] <= x[0] * (1 + 1e-6):
+        raise ValueError(f"all values are {float(x[0]):.4g}: there is no tail to fit")
+    logs = x.log()
+    best = PowerLaw(math.inf, math.inf, float(x[0]), len(x), math.inf)
+    for first in range(len(x) - min_tail + 1):
+        if first and x[first] == x[first - 1]:
+            continue
+        over = logs[first:] - logs[first]
+        num, total = len(over), float(over.sum())
+        if not total > 0:  # all equal
+            continue
+        alpha = 1 + num / total
+        law = -torch.expm1((1 - alpha) * over)
+        steps = torch.arange(num + 1, dtype=torch.float64) / num
+        distance = max(float((law - steps[:-1]).max()), float((steps[1:] - law).max()))
+        if distance < best.distance:
+            best = PowerLaw(alpha, (alpha - 1) / math.sqrt(num), float(x[first]), num, distance)
+    return best
+
+
+# ------------------------------------------------------------------------------------------------ the bulk
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """The law of Marchenko and Pastur that fits the bulk of the eigenvalues of W'W.
+
+    Attributes:
+        variance: Of the entries of W, were they noise.
+        edge: lambda_+ = variance (sqrt(rows) + sqrt(columns))^2, of the rows and columns that are left to noise.
+        threshold: What the largest of noise stays below with probability 99 %.
+        num_spikes: Eigenvalues above it.
+    """
+
+    variance: float
+    edge: float
+    threshold: float
+    num_spikes: int
+
+
+def fit_bulk(eigenvalues: Tensor, shape: tuple[int, int]) -> Bulk:
+    """Entries of W were noise of what variance, and which eigenvalues of W'W are too large for that?
+
+    The variance is that at which the median of the law is the median of the eigenvalues (Gavish and Donoho 2014, for a
+    noise level not known), as few large ones hardly move a median. Those above the threshold are taken out, with a row
+    and a column of W for each, and the fit is repeated until it takes out no more. The threshold is the 99 % quantile
+    of the largest eigenvalue of noise, 2.02 of its scale above the edge (Johnstone 2001). A matrix of heavy tails has
+    no such bulk: the fit then says what the lower half looks like.
+
+    Args:
+        eigenvalues: The min(shape) eigenvalues of W'W or WW', zeros included.
+        shape: Of W.
+
+    Raises:
+        ValueError: If there are not min(shape) eigenvalues.
+
+    Example:
+        >>> W = torch.randn(400, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> bulk = fit_bulk(torch.linalg.svdvals(W).square(), (400, 200))
+        >>> round(bulk.variance, 1), bulk.num_spikes
+        (1.0, 0)
+    """
+    x = eigenvalues.detach().double().flatten().cpu().sort().values
+    large, small = max(shape), min(shape)
+    if len(x) != small:
+        raise ValueError(f"a matrix {shape} has {small} eigenvalues, got {len(x)}")
+    num_spikes = 0
+    while True:
+        rows, columns = large - num_spikes, small - num_spikes
+        ends, sides = math.sqrt(rows) + math.sqrt(columns), 1 / math.sqrt(rows) + 1 / math.sqrt(columns)
+        variance = float(x[:columns].quantile(0.5)) / (_median(columns / rows) * rows)
+        threshold = variance * (ends**2 + _TRACY_WIDOM * ends * sides ** (1 / 3))
+        above = min(int((x > threshold).sum()), small - 1)
+        if above <= num_spikes:
+            return Bulk(variance, variance * ends**2, threshold, num_spikes)
+        num_spikes = above
+
+
+def _median(ratio: float) -> float:
+    """Of the law of Marchenko and Pastur, for variance 1 and columns / rows = ratio <= 1.
+
+    With x = 1 + r - 2 sqrt(r) cos t its density is (2 / pi) sin(t)^2 / x dt.
+    """
+    t = (torch.arange(_ANGLES, dtype=torch.float64) + 0.5) * (math.pi / _ANGLES)
+    x = 1 + ratio - 2 * math.sqrt(ratio) * t.cos()
+    mass = (2 / math.pi) * t.sin().square() / x * (math.pi / _ANGLES)
+    return float(x[int(torch.searchsorted(mass.cumsum(0), 0.5))])
