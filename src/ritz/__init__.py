@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, losses, operators, testing
+    from ritz import errors, landscape, losses, measures, operators, testing
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from ritz.krylov.eigen import top_eigenpairs
     from ritz.krylov.solve import solve
     from ritz.losses import Loss
+    from ritz.measures import transforms
+    from ritz.measures.audit import audit
+    from ritz.measures.compare import compare
+    from ritz.measures.measure import measure
+    from ritz.measures.study import study
     from ritz.operators.base import Operator
     from ritz.operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
     from ritz.operators.hessian import Hessian
@@ -54,20 +59,27 @@ __all__ = [
     "Risk",
     "Spectrum",
     "__version__",
+    "audit",
+    "compare",
     "curvature_noise",
     "diagonal",
     "errors",
     "frobenius_norm",
+    "landscape",
     "load",
     "logdet",
     "losses",
+    "measure",
+    "measures",
     "operators",
     "sample_traces",
     "solve",
     "spectrum",
+    "study",
     "testing",
     "top_eigenpairs",
     "trace",
+    "transforms",
 ]
 
 # Where each name lives. A test holds this table, `__all__` and the imports above to the same names.
@@ -91,21 +103,34 @@ _HOME = {
     "logdet": "ritz.estimators.trace",
     "sample_traces": "ritz.estimators.samples",
     "curvature_noise": "ritz.estimators.noise",
+    "measure": "ritz.measures.measure",
+    "compare": "ritz.measures.compare",
+    "audit": "ritz.measures.audit",
+    "study": "ritz.measures.study",
     "Estimate": "ritz.results",
     "load": "ritz.storage",
 }
-_SUBMODULES = ("errors", "losses", "operators", "testing")
+_SUBMODULES = {
+    "errors": "ritz.errors",
+    "landscape": "ritz.landscape",
+    "losses": "ritz.losses",
+    "measures": "ritz.measures",
+    "operators": "ritz.operators",
+    "testing": "ritz.testing",
+    "transforms": "ritz.measures.transforms",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load the module of a public name when the name is first used, and keep the name."""
     if name in _SUBMODULES:
-        return importlib.import_module(f"ritz.{name}")  # the import itself binds the name here
-    if name not in _HOME:
+        value = importlib.import_module(_SUBMODULES[name])
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
         raise AttributeError(
             f"module 'ritz' has no attribute {name!r}; its public names are in ritz.__all__", name=name
         )
-    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

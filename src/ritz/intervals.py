@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .storage import equal
+
 Number = float | Tensor  # a float, or a tensor of one number per sample or parameter
 Pair = tuple[Number, Number]
 
@@ -85,6 +87,76 @@ class Hull:
         """From the lowest end to the highest."""
         ends = [rule.interval(value, stderr, bracket, level) for rule in self.rules]
         return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The interval of scale x + offset, from the rule of x."""
+
+    rule: IntervalRule
+    scale: float
+    offset: float = 0.0
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Back to x, its interval, and forth again."""
+        own = [(end - self.offset) / self.scale for end in bracket]
+        own = own if self.scale > 0 else own[::-1]
+        back = (value - self.offset) / self.scale
+        low, high = self.rule.interval(back, stderr / abs(self.scale), (own[0], own[1]), level)
+        ends = self.scale * low + self.offset, self.scale * high + self.offset
+        return ends if self.scale > 0 else ends[::-1]
+
+
+@dataclass(frozen=True)
+class Binomial:
+    """A share of `trials` of which `hits` came up, at least as often within as it says (Clopper and Pearson 1934).
+
+    Example:
+        >>> low, high = Binomial(0, 10).interval(0.0, 0.0, (0.0, 0.0), 0.95)
+        >>> low, round(high, 4)  # 1 - 0.025^(1 / 10)
+        (0.0, 0.3085)
+    """
+
+    hits: int
+    trials: int
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Quantiles of beta distributions."""
+        from scipy.stats import beta
+
+        miss = (1 - level) / 2
+        low = float(beta.ppf(miss, self.hits, self.trials - self.hits + 1)) if self.hits else 0.0
+        high = float(beta.ppf(1 - miss, self.hits + 1, self.trials - self.hits)) if self.hits < self.trials else 1.0
+        return low, high
+
+
+@dataclass(frozen=True, eq=False)
+class Bootstrap:
+    """Quantiles of the means of resamples, corrected for bias and skewness (BCa; Efron 1987): for a skewed mean.
+
+    Attributes:
+        means: Of the resamples (B,), ascending.
+        bias: z_0, where the value itself lies among them, in standard deviations.
+        skew: The acceleration, a sixth of the skewness of the mean.
+    """
+
+    means: Tensor
+    bias: float
+    skew: float
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """The two corrected quantiles."""
+        from scipy.stats import norm
+
+        ends = []
+        for q in (0.5 - level / 2, 0.5 + level / 2):
+            z = self.bias + float(norm.ppf(q))
+            ends.append(float(norm.cdf(self.bias + z / (1 - self.skew * z))))
+        low, high = self.means.quantile(self.means.new_tensor(ends)).tolist()
+        return low, high
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bootstrap) and equal(self, other)
 
 
 def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Number:

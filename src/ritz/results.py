@@ -7,15 +7,15 @@ An `Estimate` keeps two kinds of error apart. `stderr` is sampling error: other 
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .intervals import Exact, IntervalRule, Number, Pair, StudentT
+from .intervals import Affine, Exact, IntervalRule, Number, Pair, StudentT
 from .storage import equal, save
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class Estimate:
     def __float__(self) -> float:
         return float(self.value)
 
+    def shown(self) -> str:
+        """Value and error as a table has them, `3.14 ± 0.02`."""
+        return show(float(self.value), float(self.stderr)).replace("+-", "±")
+
     def __str__(self) -> str:
         if isinstance(self.value, Tensor) and self.value.numel() > 1:
             how = "exact" if self.exact else f"median stderr {torch.as_tensor(self.stderr).median():.2g}"
@@ -140,6 +144,82 @@ def from_samples(
         mean = mean**power
     fields = {"rule": StudentT(num - 1), **fields}
     return Estimate(name=name, value=mean, stderr=stderr, samples=samples.cpu(), power=power, **fields)
+
+
+def affine(estimate: Estimate, scale: float, offset: float = 0.0, **fields: Any) -> Estimate:
+    """scale * x + offset of an estimated x, error bars included; `fields` replace others, such as the name.
+
+    Example:
+        >>> e = affine(from_samples("trace", torch.tensor([1.0, 3.0])), 2.0, 10.0, name="twice and ten")
+        >>> print(e)
+        twice and ten 14.0 +- 2.0
+    """
+    if estimate.power != 1.0 or not math.isfinite(scale) or scale == 0:
+        raise ValueError(f"expected an estimate of power 1 and a scale that is not 0, got {estimate.power} and {scale}")
+
+    def move(x: Number) -> Number:
+        return x * scale + offset
+
+    order = 1 if scale > 0 else -1
+    bracket, support = (
+        None if ends is None else tuple(map(move, ends[::order])) for ends in (estimate.bracket, estimate.support)
+    )
+    moves_along = isinstance(estimate.rule, StudentT | Exact)
+    moved: dict[str, Any] = {
+        "value": move(estimate.value),
+        "stderr": estimate.stderr * abs(scale),
+        "bracket": bracket,
+        "support": support,
+        "samples": None if estimate.samples is None else move(estimate.samples),
+        "rule": estimate.rule if moves_along else Affine(estimate.rule, scale, offset),
+        "parts": {} if offset else {part: affine(e, scale) for part, e in estimate.parts.items()},
+    }
+    return replace(estimate, **{**moved, **fields})
+
+
+def derived(name: str, fn: Callable[..., float], *estimates: Estimate, **fields: Any) -> Estimate:
+    """A smooth function of estimates that share their probes, with the error of the jackknife.
+
+    With theta_k the function without probe k, the pseudo-values K theta - (K - 1) theta_k stand for the samples (Tukey
+    1958). Exact estimates enter as constants.
+
+    Example:
+        >>> a, b = (from_samples(name, torch.tensor(x)) for name, x in (("a", [1.0, 3.0]), ("b", [2.0, 6.0])))
+        >>> print(derived("ratio", lambda a, b: b / a, a, b))  # they err together
+        ratio 2
+    """
+    values = [float(e.value) for e in estimates]
+    cost = {
+        "products": max(e.products for e in estimates),
+        "seed": estimates[0].seed,
+        "stop": estimates[0].stop,
+        "exact": all(e.exact for e in estimates),
+    }
+    if cost["exact"]:
+        return Estimate(name=name, value=float(fn(*values)), **{**cost, **fields})
+    sampled = [e for e in estimates if not e.exact]
+    num = {0 if e.samples is None else len(e.samples) for e in sampled}
+    if len(num) > 1 or num == {0}:
+        raise ValueError(f"{name} needs estimates of common probes, got {sorted(num)} samples")
+    count = num.pop()
+    value = float(fn(*values))
+    if count == 1:
+        return Estimate(name=name, value=value, stderr=math.nan, rule=StudentT(0), **{**cost, **fields})
+    without = [value if e.exact else _leave_one_out(e) for e, value in zip(estimates, values, strict=True)]
+    thetas = torch.tensor(
+        [float(fn(*(float(w[k]) if isinstance(w, Tensor) else w for w in without))) for k in range(count)],
+        dtype=torch.float64,
+    )
+    pseudo = value + (count - 1) * (thetas.mean() - thetas)
+    return from_samples(name, pseudo, **{**cost, **fields})
+
+
+def _leave_one_out(estimate: Estimate) -> Tensor:
+    """The value without each of the samples, (K,)."""
+    samples = estimate.samples
+    assert samples is not None
+    means = (samples.sum() - samples) / (len(samples) - 1)
+    return means if estimate.power == 1.0 else means.clamp(min=0.0) ** estimate.power
 
 
 def show(value: float, stderr: float = 0.0) -> str:

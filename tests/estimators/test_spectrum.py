@@ -181,6 +181,44 @@ def test_the_log_determinant_of_an_indefinite_matrix_needs_a_shift_that_covers_i
         s.logdet(shift=0.0)
 
 
+@pytest.mark.parametrize("mode", ["locked", "none"])
+def test_the_soft_rank_lies_in_its_interval(mode):
+    """A few outliers over a power law, and 200 zero eigenvalues; a shift in the middle of it."""
+    values = torch.cat([torch.tensor([50.0, 20.0, 9.0]), torch.arange(1, 298).double() ** -1.5, torch.zeros(200)])
+    for shift in (1.0, 1e-2):
+        truth = float((values / (values + shift)).sum())
+        inside = 0
+        for seed in range(10):
+            A = rotated(values, positive=True)
+            found = ritz.spectrum(A, 60, 8, seed=seed, reorthogonalize=mode).soft_rank(shift)
+            low, high = found.interval(0.99)
+            inside += low <= truth <= high
+        assert inside >= 9
+        assert high - low < 1.2 * truth
+
+
+@pytest.mark.parametrize("shift", [1.0, 1e-3, 1e-6])
+def test_what_the_coupling_may_cost_a_determinant_is_bounded_for_a_positive_matrix(shift):
+    """Locked pairs whose residuals are large beside the shift: the bracket stays finite, and holds."""
+    values = torch.cat([torch.tensor([60.0, 33.0, 21.0, 12.0]), 2.0 * torch.rand(296), torch.zeros(100)])
+    A = rotated(values, positive=True)
+    found = ritz.spectrum(A, 60, 8)
+    assert len(found.head) > 0
+    if shift > 1e-4:  # else 60 steps do not resolve what is left
+        low, high = found.logdet(shift).interval(0.999)
+        assert low <= float((values + shift).log().sum()) <= high
+    assert math.isfinite(found.logdet(shift).interval()[0])
+    assert found.soft_rank(shift).interval()[0] > -40
+
+
+def test_the_soft_rank_of_a_known_matrix_is_exact_and_between_0_and_the_rank():
+    found = ritz.spectrum(rotated(torch.tensor([3.0, 1.0, 0.0]))).soft_rank(1.0)
+    assert found.value == pytest.approx(0.75 + 0.5)
+    assert found.exact
+    with pytest.raises(ValueError, match="indefinite"):
+        ritz.spectrum(rotated(torch.tensor([3.0, -1.0]))).soft_rank(0.5)
+
+
 def test_a_shift_below_the_round_off_of_the_products_is_refused():
     A = DenseOperator(operator("positive").dense().float())
     A.positive = True

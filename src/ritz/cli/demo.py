@@ -110,20 +110,23 @@ def _shown(console: Console) -> "Iterator[digits.Progress]":
 def _print(console: Console, found: "digits.Study") -> None:
     """The table, measures down and solutions across, and the findings."""
     from ..papers import digits
+    from ..results import affine
 
-    first = found.rows[0]
-    sizes = f"{len(first.losses[0]):,} training and {len(first.losses[1])} test digits"
+    num_params = digits.spectrum_of(found, found.ends[0]).dim
+    sizes = f"{digits.NUM_TRAIN:,} training and {digits.NUM_TEST} test digits"
     table = Table(
-        title=f"ReLU network of {first.spectrum.dim:,} parameters, {sizes}, {found.settings.epochs} epochs",
+        title=f"ReLU network of {num_params:,} parameters, {sizes}, {found.settings.epochs} epochs",
         title_justify="left", title_style="bold", caption=NOTE, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False,
         show_edge=False,
     )  # fmt: skip
     table.add_column("weight decay")
-    for row in found.rows:
-        table.add_column(f"{row.weight_decay:g}", justify="right", no_wrap=True)
-    table.add_row("train acc., %", *(f"{100 - row.train_error:.1f}" for row in found.rows))
+    for weight_decay in found.rows:
+        table.add_column(weight_decay, justify="right", no_wrap=True)
+    errors = [float(row["train_error"].value) for row in found.rows.values()]
+    table.add_row("train acc., %", *(f"{100 * (1 - error):.1f}" for error in errors))
     for key, name in digits.COLUMNS.items():
-        cells = [cell(row.values[key]) for row in found.rows]
+        scale = 100.0 if key == "gap_error" else 1.0  # per cent
+        cells = [cell(affine(row[key], scale)) for row in found.rows.values()]
         table.add_row(name, *cells, end_section=key in ("gap_loss", "spectral_norm"))
     console.print()
     console.print(table)

@@ -228,10 +228,46 @@ class Spectrum:
         if self.tail is None:
             return Estimate(name="log-determinant", value=head, exact=True, **self._cost(text))
         low, high = (side * (self.dim - len(self.head)) for side in self.tail.bounds(log, floor))
-        # Fischer's inequality: leaving the coupling out can only raise the determinant, by at most -log(1 - lost)
-        lost = float((self.head_residuals.square() / (self.head + shift)).sum()) / (floor + shift)
-        slack = -math.log1p(-lost) if lost < 1 else math.inf
+        slack = self._lost_volume(shift, floor)
         return self._bracketed("log-determinant", high, low, high, (head - slack, head), text)
+
+    def _lost_volume(self, shift: float, floor: float) -> float:
+        """By how much leaving the coupling R out may raise log det(H + shift I): Fischer's inequality says it does.
+
+        At most -log(1 - sum_i r_i^2 / ((theta_i + s) (floor + s))). For H >= 0 the rest T is at least R' Theta^-1 R,
+        and then at most log det(s Theta + R R') - log det(s Theta) <= sum_i log(1 + r_i^2 / (s theta_i)), by Hadamard.
+        """
+        squares = self.head_residuals.square()
+        lost = float((squares / (self.head + shift)).sum()) / (floor + shift)
+        slack = -math.log1p(-lost) if lost < 1 else math.inf
+        if self.positive and bool((self.head > 0).all()):
+            slack = min(slack, float((squares / (shift * self.head)).log1p().sum()))
+        return slack
+
+    def soft_rank(self, shift: float) -> Estimate:
+        """Tr H (H + shift I)^-1, how many directions stand out above `shift`, between Gauss-Radau and Gauss quadrature.
+
+        Also called the effective dimension. It lies between 0 and the rank of a positive matrix.
+
+        Raises:
+            ValueError: As `logdet` does.
+        """
+        floor = self._check_shift(shift)
+
+        def share(t: Tensor) -> Tensor:
+            return t / (t + shift).clamp(min=0.1 * (floor + shift))
+
+        text = f"Tr H (H + {shift:g} I)^-1"
+        head = float(share(self.head).sum())
+        if self.tail is None:
+            return Estimate(name="soft rank", value=head, exact=True, **self._cost(text))
+        low, high = (side * (self.dim - len(self.head)) for side in self.tail.bounds(share, floor))
+        # leaving the coupling E out can only raise it, by at most s |(H + s)^-1| |E (D + s)^-1|_F^2, D without E; and,
+        # as E has as many negative eigenvalues as locked pairs and the function is below 1, by less than their number
+        least = floor + shift
+        lost = (self.head_residuals.square() * ((self.head + shift) ** -2 + least**-2)).sum()
+        slack = min(float(lost) * shift / least, float(len(self.head)) if self.positive else math.inf)
+        return self._bracketed("soft rank", high, low, high, (head - slack, head), text, support=(-math.inf, self.dim))
 
     def density(self, grid: Tensor | None = None, width: float | None = None) -> Estimate:
         """The spectral density on a grid, smoothed by a normal kernel of standard deviation `width`.

@@ -22,6 +22,8 @@ class Items:
     weight: Tensor  # (n,) its share in the mean
     margin: Tensor | None = None  # (n,) f_y - max_{j != y} f_j
     probabilities: Tensor | None = None  # (n, classes)
+    logits: Tensor | None = None  # (n, classes)
+    label: Tensor | None = None  # (n,) the class; any where the weight is 0
 
 
 @runtime_checkable
@@ -81,6 +83,12 @@ def gradient(total: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
     _, pullback = torch.func.vjp(total, out)[:2]
     grad: Tensor = pullback(out.new_ones(()))[0]
     return grad
+
+
+def signed_margin(logits: Tensor, label: Tensor) -> Tensor:
+    """f_y - max_{j != y} f_j of every item, (n,); infinite where there is no other class."""
+    own = label[:, None]
+    return logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).amax(-1)
 
 
 def outer_mean(draws: Tensor | None, u: Tensor, over: tuple[int, ...]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean
+from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean, signed_margin
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +172,12 @@ class CrossEntropy:
         return self._unflat(rows, out, dim)
 
     def items(self, out: Tensor, batch: Any) -> Items:
-        """Loss, weight, signed margin f_y - max f_j and probabilities of every item."""
+        """Loss, weight, signed margin f_y - max f_j, probabilities and logits of every item."""
         dim, y = self.layout(out, batch)
         weight, _ = self._weights(out, batch)
         totals, logits = self._item_totals(out, batch), self._flat(out, dim)
         loss = totals / weight.where(weight != 0, 1.0)
         if y.is_floating_point():
-            return Items(loss, weight, None, logits.softmax(-1))
-        label = y.flatten().clamp(0, logits.shape[1] - 1)[:, None]
-        others = logits.scatter(1, label, -math.inf).amax(-1)
-        return Items(loss, weight, logits.gather(1, label)[:, 0] - others, logits.softmax(-1))
+            return Items(loss, weight, None, logits.softmax(-1), logits)
+        label = y.flatten().clamp(0, logits.shape[1] - 1)
+        return Items(loss, weight, signed_margin(logits, label), logits.softmax(-1), logits, label)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Items, Kind, Target, Uniforms, default_target, dot, gradient, outer_mean
+from .base import Items, Kind, Target, Uniforms, default_target, dot, gradient, outer_mean, signed_margin
 
 
 def _elementwise(out: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, int]:
@@ -145,6 +145,15 @@ class BinaryCrossEntropy(_Elementwise):
         positive, negative = self._sides(out, batch)
         p = out.reshape(len(out), -1).sigmoid()
         return (positive + negative) * p * (1 - p)
+
+    def items(self, out: Tensor, batch: Any) -> Items:
+        """Loss and weight; for one output and hard labels two classes with logits (0, f), and their margins."""
+        items = super().items(out, batch)
+        rows, y, num = self._rows(out, batch)
+        if num != 1 or not bool(((y == 0) | (y == 1)).all()):
+            return items
+        logits, label = torch.cat([torch.zeros_like(rows), rows], dim=1), y[:, 0].long()
+        return Items(items.loss, items.weight, signed_margin(logits, label), logits.softmax(-1), logits, label)
 
     def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
         """sqrt(weight / D) (p - y) with y drawn from p."""

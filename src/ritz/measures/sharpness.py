@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..batches import Batch
 from ..errors import UnsupportedError
 from ..losses import CrossEntropy
-from ..modes import Caller
 from ..operators.base import full_precision
 from ..results import Estimate, from_samples
 from ..risk import Risk
@@ -252,10 +251,8 @@ def logit_normalised(risk: Risk) -> Risk:
     """
     check_risk(risk)
     loss = cross_entropy_of(risk, "logit normalisation")
-    plain = risk._caller.forward_only.fn
 
-    def forward(model: nn.Module, batch: Any) -> Tensor:
-        out: Tensor = plain(model, batch)
+    def normalised(out: Tensor, batch: Any) -> Tensor:
         dim, _ = loss.layout(out, batch)
         if out.shape[dim] < 2:
             raise UnsupportedError("logit normalisation needs at least 2 classes: one logit less its mean is always 0")
@@ -263,10 +260,7 @@ def logit_normalised(risk: Risk) -> Risk:
         square = centred.square().sum(dim, keepdim=True)
         return centred * torch.where(square > 0, square, 1.0).rsqrt()
 
-    normalised = risk.on(risk.batches)
-    normalised._caller, normalised.routes = Caller(risk.model, forward, None), {}
-    normalised.notes = (*risk.notes, "logits centred and divided by their norm")
-    return normalised
+    return risk.through(normalised, "logits centred and divided by their norm")
 
 
 # -------------------------------------------------------------------------------------------- shared by them

@@ -37,24 +37,12 @@ def trace(risk: Risk) -> Tape:
     if risk.splittable:
         batch = batch.pieces(2)[0]
     # copies: two parameters that are views of one buffer are still two parameters
-    state = {name: tensor.clone() for name, tensor in everything(risk).items()}
+    state = {name: tensor.clone() for name, tensor in risk.state().items()}
     own = [name for name, _ in risk.model.named_parameters()]
     with risk.session(), _Tracer(state, own) as tracer:
         out = risk.total(state, batch) if risk.opaque else risk.output(state, batch)
     shapes = {name: tensor.shape for name, tensor in state.items()}
     return Tape(tuple(tracer.steps), tracer.names, shapes, tracer.value(out))
-
-
-def everything(risk: Risk) -> Params:
-    """Every parameter and buffer, chosen or not, in the precision and on the device of the risk.
-
-    Example:
-        >>> model, data = torch.nn.Linear(1, 1), (torch.ones(1, 1), torch.ones(1, 1))
-        >>> list(everything(ritz.Risk(model, torch.nn.MSELoss(), data, params="bias")))
-        ['bias', 'weight']
-    """
-    chosen, others = risk._current()
-    return {**chosen, **others}
 
 
 @dataclass(frozen=True)

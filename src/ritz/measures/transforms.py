@@ -27,7 +27,7 @@ from ..risk import Params, Risk
 from ..space import random_uniform
 from .degrees import Conflict, Solution, solve
 from .joints import Joint, joints, layer_of, listed, pick
-from .tape import everything, trace
+from .tape import trace
 from .units import Units, units_of
 
 __all__ = [
@@ -192,7 +192,7 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
             "eps, which nothing can make up for exactly; use mode='eval'"
         )
     solution = _absorbed(risk, layer)
-    state = everything(risk)
+    state = risk.state()
     moved = _times(risk, _factors(solution, c))
     for norm in solution.absorbed:
         moved |= _times(risk, {norm.mean: c, norm.var: c * c})
@@ -265,7 +265,7 @@ def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -
     order = random_uniform(units.size, ("permute", int(seed), units.weight)).argsort()
     if bool((order == torch.arange(units.size)).all()):
         order = order.roll(1)
-    state = everything(risk)
+    state = risk.state()
     order = order.to(risk.device)
     moved = {name: units.permuted(name, state[name], order) for name in units.axes}
     return _checked(risk, moved, 1.0, f"permuting the units of {layer_of(units.weight)}")
@@ -319,7 +319,7 @@ def _times(risk: Risk, factors: Mapping[str, float]) -> Params:
     Raises:
         UnsupportedError: If the precision of the risk does not hold the result.
     """
-    state, limits = everything(risk), torch.finfo(risk.dtype)
+    state, limits = risk.state(), torch.finfo(risk.dtype)
     moved: Params = {}
     for name, factor in factors.items():
         before = float(state[name].abs().max()) if state[name].numel() else 0.0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .digits import COLUMNS, Study
+from .digits import COLUMNS, Study, spectrum_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,21 +42,21 @@ def draw(found: Study) -> "Figure":
 
 def _spectra(part: "Figure", found: Study, shades: "NDArray[np.float64]") -> None:
     """One panel for each solution, all on the same axes and smoothed by the same width, so that shapes compare."""
-    spectra = [row.spectrum for row in found.rows]
+    spectra = [spectrum_of(found, name) for name in found.rows]
     low, high = min(s.range()[0] for s in spectra), max(s.range()[1] for s in spectra)
     width = max((high - low) / 100, *((s.range()[1] - s.range()[0]) / max(s.num_steps, 1) for s in spectra))
     grid = torch.linspace(low - 4 * width, high + 4 * width, 800, dtype=torch.float64)
     one = 1 / spectra[0].dim / (width * (2 * torch.pi) ** 0.5)  # the height of a single eigenvalue
     axes = part.subplots(len(spectra), 1, sharex=True, sharey=True)
-    for ax, row, color in zip(axes, found.rows, shades, strict=True):
-        curve = row.spectrum.density(grid, width)
+    for ax, name, spectrum, color in zip(axes, found.rows, spectra, shades, strict=True):
+        curve = spectrum.density(grid, width)
         bottom, top = (torch.as_tensor(end).nan_to_num().clamp(min=1e-12) for end in curve.interval())
         value = torch.as_tensor(curve.value).clamp(min=1e-12)
         ax.fill_between(grid, bottom, top, color=color, alpha=0.25, lw=0)
         ax.plot(grid, value, color=color, lw=1.2)
-        ax.plot(row.spectrum.head, torch.full_like(row.spectrum.head, 0.04), "|", color=color, ms=6,
+        ax.plot(spectrum.head, torch.full_like(spectrum.head, 0.04), "|", color=color, ms=6,
                 transform=ax.get_xaxis_transform())  # fmt: skip
-        text = f"weight decay {row.weight_decay:g},  ‖H‖ = {float(row.values['spectral_norm'].value):.3g}"
+        text = f"weight decay {name},  ‖H‖ = {float(spectrum.spectral_norm.value):.3g}"
         ax.text(0.985, 0.93, text, transform=ax.transAxes, ha="right", va="top")
         ax.set(yscale="log", ylim=(one / 30, 10.0 * float(value.max())), xlim=(float(grid[0]), float(grid[-1])))
         ax.spines[["top", "right"]].set_visible(False)
@@ -71,9 +71,9 @@ def _bars(ax: "Axes", found: Study, shades: "NDArray[np.float64]") -> None:
 
     height, names = 0.8 / len(found.rows), []
     for place, (key, name) in enumerate(COLUMNS.items()):
-        estimates = [row.values[key] for row in found.rows]
+        estimates = [row[key] for row in found.rows.values()]
         scale = max(abs(float(e.value)) for e in estimates) or 1.0
-        names.append(f"{name}\n1.0 = {scale:.3g}")
+        names.append(f"{name}\n1.0 = {scale * (100 if name.endswith('%') else 1):.3g}")
         y = place + (np.arange(len(estimates)) - (len(estimates) - 1) / 2) * height
         values = np.array([float(e.value) for e in estimates]) / scale
         ends = np.array([[float(end) for end in e.interval()] for e in estimates]) / scale
@@ -88,6 +88,6 @@ def _bars(ax: "Axes", found: Study, shades: "NDArray[np.float64]") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     keys = [ax.barh([0], [0], color=color)[0] for color in shades]
     ax.legend(
-        keys, [f"{row.weight_decay:g}" for row in found.rows], title="weight decay", ncols=len(keys), frameon=False,
+        keys, list(found.rows), title="weight decay", ncols=len(keys), frameon=False,
         loc="upper center", bbox_to_anchor=(0.5, -0.1),
     )  # fmt: skip

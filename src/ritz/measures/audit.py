@@ -1,0 +1,266 @@
+"""`ritz.audit`: which measures move when the function does not.
+
+A network is moved to other weights where it computes the same function, or predicts the same labels, and is measured
+again. A measure of generalisation that moves has said something about the weights and not about the function: this is
+"flatness is a false friend" (seed 000, after Dinh et al. 2017) on a network of one's own.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..intervals import Exact
+from ..results import Estimate
+from ..risk import Risk
+from ..storage import equal, save
+from ..tables import Table
+from .compare import difference
+from .measure import Measurement, Progress, measure
+from .registry import MEASURES, resolve
+from .row import Measure
+from .transforms import TRANSFORMS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Verdict = Literal["moved", "unchanged", "cannot tell"]
+
+TOLERANCE = 0.01  # a measure that has changed by less than this, relative to its size, is called unchanged
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """One measure before and after one transform.
+
+    Example:
+        >>> before, after = (Estimate(name="trace", value=value, exact=True) for value in (2.0, 8.0))
+        >>> shift = Shift("trace", "rescale", before, after)
+        >>> shift.factor, shift.verdict, str(shift)
+        (4.0, 'moved', '×4')
+    """
+
+    key: str
+    transform: str
+    before: Estimate
+    after: Estimate
+
+    @property
+    def factor(self) -> float:
+        """After through before; NaN from 0 to 0."""
+        a, b = float(self.before.value), float(self.after.value)
+        return b / a if a else math.nan if b == 0 else math.copysign(math.inf, b)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it moved by more than 1 % of its size and its error bar, stayed within 1 %, or neither is known."""
+        size = max(abs(float(self.before.value)), abs(float(self.after.value)))
+        low, high = (float(end) for end in difference(self.before, self.after).interval())
+        if max(-low, high) <= TOLERANCE * size:
+            return "unchanged"
+        return "moved" if low > TOLERANCE * size or high < -TOLERANCE * size else "cannot tell"
+
+    def __str__(self) -> str:
+        if self.verdict != "moved":
+            return "=" if self.verdict == "unchanged" else "?"
+        if not math.isfinite(self.factor) or self.factor <= 0:
+            return f"{float(self.before.value):.3g} → {float(self.after.value):.3g}"
+        return f"×{self.factor:.3g}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Audit:
+    """Measures of one network, and of the same network at other weights.
+
+    Attributes:
+        before: As it is.
+        after: By transform.
+        refused: Why a transform does not apply.
+        strength: The factor of the rescalings.
+    """
+
+    before: Measurement
+    after: Mapping[str, Measurement]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    strength: float = 0.0
+
+    @property
+    def shifts(self) -> dict[tuple[str, str], Shift]:
+        """By (measure, transform), where it could be measured before and after; gaps on the very test data."""
+        return {
+            (key, name): Shift(key, name, *(_as_found(key, e) for e in (estimate, found[key])))
+            for name, found in self.after.items()
+            for key, estimate in self.before.items()
+            if key in found
+        }
+
+    def moved(self, transform: str) -> list[str]:
+        """The measures that moved under a transform."""
+        return [key for (key, name), shift in self.shifts.items() if name == transform and shift.verdict == "moved"]
+
+    def table(self) -> Table:
+        """A row for each measure: its value, and what each transform did to it."""
+        shifts = self.shifts
+        rows = [
+            (key, e.shown(), *(str(shifts[key, name]) if (key, name) in shifts else "-" for name in self.after))
+            for key, e in self.before.items()
+        ]
+        kept = [f"{name}: {TRANSFORMS[name].text}; the {TRANSFORMS[name].keeps} is the same" for name in self.after]
+        not_done = [f"{name}: not done, {why}" for name, why in self.refused.items()]
+        signs = f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; - not measured"
+        title = f"{self.before.model}: what moves when the function does not (factor {self.strength:g})"
+        return Table(
+            ("measure", "as it is", *self.after), rows, title=title, notes=(*kept, *not_done, signs),
+            numeric=range(1, len(self.after) + 2),
+        )  # fmt: skip
+
+    def findings(self) -> list[str]:
+        """What the numbers say, a sentence for each transform."""
+        lines = []
+        for name in self.after:
+            shifts = [shift for (_, transform), shift in self.shifts.items() if transform == name]
+            moved = [shift for shift in shifts if shift.verdict == "moved"]
+            most = sorted(moved, key=lambda shift: -abs(math.log(abs(shift.factor) or 1e-300)))[:3]
+            shown = f", most of all {', '.join(f'{shift.key} ({shift})' for shift in most)}" if most else ""
+            lines.append(
+                f"{name}: the {TRANSFORMS[name].keeps} is the same, and {len(moved)} of {len(shifts)} measures "
+                f"moved{shown}."
+            )
+        return lines
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """How far each measure moved: the logarithm of its factor, a mark for each transform."""
+        from ..report.figures import row_of_axes
+
+        keys = [key for key in self.before if any((key, name) in self.shifts for name in self.after)][::-1]
+        if ax is None:
+            ax = row_of_axes(1, width=7.0, height=1.5 + 0.22 * len(keys))[1][0]
+        for place, name in enumerate(self.after):
+            offset = 0.16 * (place - (len(self.after) - 1) / 2)
+            points = [
+                (math.log10(factor), keys.index(key) + offset)
+                for (key, transform), shift in self.shifts.items()
+                if transform == name and 0 < (factor := shift.factor) < math.inf
+            ]
+            ax.plot(*zip(*points, strict=True), "os^Dv"[place % 5], label=name, markersize=5) if points else None
+        ax.axvline(0.0, color="0.6", lw=1, zorder=0)
+        ax.set(xlabel="log10 (after / before)", yticks=range(len(keys)), ylim=(-0.7, len(keys) - 0.3))
+        ax.set_yticklabels(keys)
+        ax.grid(axis="y", alpha=0.3)
+        ax.legend(loc="best", fontsize="small")
+        return ax
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained page: the table and the figure."""
+        from ..report.page import Page
+
+        page = Page("What moves when the function does not", " ".join(self.findings()))
+        page.add(self.table())
+        page.draw(lambda: self.plot().figure)
+        return page.write(path)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), *self.findings()])
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
+        return save(self, path)
+
+
+def _as_found(key: str, estimate: Estimate) -> Estimate:
+    """A value as it came out, where it comes out in the same way before and after.
+
+    A gap is taken on the very test data, not as a sample of all data; the result of a search, which bounds a maximum
+    from below, as what that search found.
+    """
+    known = (key in MEASURES and MEASURES[key].family == "gap") or math.isinf(float(estimate.interval()[1]))
+    return replace(estimate, stderr=0.0, samples=None, bracket=None, rule=Exact(), exact=True) if known else estimate
+
+
+def audit(
+    risk: Risk,
+    test: Any = None,
+    init: Mapping[str, Tensor] | Tensor | None = None,
+    *,
+    measures: str | Sequence[str | Measure] = "standard",
+    transforms: Sequence[str] | None = None,
+    strength: float = 4.0,
+    num_steps: int = 100,
+    num_probes: int = 8,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Which measures move when the function does not, on this network.
+
+    Each transform of `ritz.transforms` that fits the network is applied, its function or prediction is checked to be
+    the same, and everything is measured again with the same probes.
+
+    Args:
+        risk: The solution.
+        test: Test data, for the gaps; see `ritz.measure`.
+        init: Where training began; see `ritz.measure`.
+        measures: See `ritz.measure`.
+        transforms: Names of `ritz.transforms.TRANSFORMS`; all that apply by default.
+        strength: The factor c or alpha of the rescalings; a permutation has none.
+        num_steps, num_probes, seed: Of the spectrum.
+        progress: See `ritz.measure`.
+
+    Raises:
+        ValueError: For an unknown transform, or a strength of 1 or not positive.
+        UnsupportedError: If no transform applies.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), (torch.eye(2), torch.tensor([0, 1])))
+        >>> found = ritz.audit(risk, measures=["train_loss", "weight_norm"], transforms=["rescale"])
+        >>> found.moved("rescale"), found.shifts["train_loss", "rescale"].verdict
+        (['weight_norm'], 'unchanged')
+    """
+    names = list(TRANSFORMS if transforms is None else transforms)
+    if unknown := [name for name in names if name not in TRANSFORMS]:
+        raise ValueError(f"no transform is named {unknown[0]!r}; there are: {', '.join(TRANSFORMS)}")
+    if not (math.isfinite(strength) and strength > 0) or strength == 1:
+        raise ValueError(f"strength must be positive and not 1, got {strength}")
+    rows = resolve(measures)
+    risk.check()
+    places, refused = _places(risk, names, strength, seed)
+    if not places:
+        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        raise UnsupportedError(f"no transform fits this network. {reasons}")
+    test_data = test.batches if isinstance(test, Risk) else test
+    found: dict[str, Measurement] = {}
+    for name, place in {"": risk, **places}.items():
+
+        def report(text: str, part: float, name: str = name) -> None:
+            if progress is not None:
+                progress(f"{name or 'as it is'}: {text}", (len(found) + part) / (len(places) + 1))
+
+        found[name] = measure(
+            place, test_data, init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed,
+            progress=report if progress is not None else None,
+        )  # fmt: skip
+    before = found.pop("")
+    return Audit(before=before, after=found, refused=refused, strength=strength)
+
+
+def _places(risk: Risk, names: Sequence[str], strength: float, seed: int) -> tuple[dict[str, Risk], dict[str, str]]:
+    """The risk at the weights of each transform that applies, and why the others do not."""
+    places: dict[str, Risk] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        try:
+            places[name] = TRANSFORMS[name](risk, seed if name == "permute" else strength)
+        except UnsupportedError as error:
+            refused[name] = str(error)
+    return places, refused

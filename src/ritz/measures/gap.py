@@ -1,0 +1,105 @@
+"""Loss and error on training and test data, and the gap between them.
+
+The training values are those of the very data the network was fitted to: known, without error. The test data is a
+sample, and its error is that of all four numbers' only sampled part: binomial for a share of mistakes, bootstrap for a
+mean of losses, which is skewed.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..intervals import Binomial, Bootstrap
+from ..results import Estimate, affine, from_samples
+from .outputs import Outputs
+
+What = Literal["loss", "error"]
+
+NUM_RESAMPLES = 1000
+
+
+def on_training_data(found: Outputs, what: What) -> Estimate:
+    """The weighted mean over the training data, exact.
+
+    Example:
+        >>> found = Outputs(loss=torch.tensor([0.1, 0.5]), weight=torch.ones(2), margin=torch.tensor([2.0, -1.0]))
+        >>> on_training_data(found, "error").value
+        0.5
+    """
+    values = _values(found, what)
+    return Estimate(
+        name=f"train {what}", value=found.mean(values), exact=True, convention=f"{_TEXT[what]}, training data"
+    )
+
+
+def on_test_data(found: Outputs, what: What, *, seed: int = 0) -> Estimate:
+    """The weighted mean over the test data, as an estimate of that over all data.
+
+    Example:
+        >>> found = Outputs(loss=torch.ones(10), weight=torch.ones(10), margin=torch.ones(10))
+        >>> error = on_test_data(found, "error")
+        >>> error.value, [round(end, 3) for end in error.interval()]  # none of 10 wrong
+        (0.0, [0.0, 0.308])
+    """
+    values = _values(found, what)
+    mean, size = found.mean(values), len(values)
+    # the influence of each item on the weighted mean: their mean is the value, their spread its error
+    samples = mean + size * found.weight * (values - mean) / found.weight.sum()
+    text = f"{_TEXT[what]}, {size} test items, as a sample of all data"
+    plain = bool((found.weight == found.weight[0]).all())
+    if what == "error" and plain:
+        rule = Binomial(int(values.sum()), size)
+        estimate = from_samples("test error", samples, rule=rule, support=(0.0, 1.0), convention=text)
+    else:
+        estimate = bootstrapped(f"test {what}", samples, seed=seed, convention=text)
+    return estimate if found.ordered else replace(estimate, samples=None)  # not to be paired item by item
+
+
+def gap(train: Estimate, test: Estimate) -> Estimate:
+    """Test less train; the training value is known, so the error is that of the test value.
+
+    Example:
+        >>> train, test = (Estimate(name=f"{which} loss", value=x) for which, x in (("train", 0.25), ("test", 0.75)))
+        >>> gap(train, test).value
+        0.5
+    """
+    what = test.name.removeprefix("test ")
+    unit = " as a share, not in percent" if what == "error" else ""
+    text = f"test {what} - train {what}{unit}; {test.convention}"
+    return affine(test, 1.0, -float(train.value), name=f"gap in {what}", convention=text)
+
+
+def bootstrapped(
+    name: str, samples: Tensor, *, seed: int = 0, num_draws: int = NUM_RESAMPLES, convention: str = ""
+) -> Estimate:
+    """The mean of independent samples (n,) with a bootstrap interval, for skewed ones such as losses.
+
+    Example:
+        >>> e = bootstrapped("loss", torch.tensor([0.0, 0.0, 0.0, 4.0]))
+        >>> e.value, [round(end, 2) for end in e.interval()]
+        (1.0, [0.0, 3.0])
+    """
+    from scipy.stats import norm
+
+    estimate = from_samples(name, samples, convention=convention)
+    x = samples.double().cpu()
+    if len(x) == 1 or bool((x == x[0]).all()):  # nothing to resample
+        return estimate
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, 2**22 // len(x))  # resamples at a time
+    sizes = [min(rows, num_draws - start) for start in range(0, num_draws, rows)]
+    means = torch.cat([x[torch.randint(len(x), (size, len(x)), generator=generator)].mean(1) for size in sizes])
+    apart = x - x.mean()
+    skew = float(apart.pow(3).sum() / (6 * apart.square().sum().pow(1.5)))
+    below = float((means < x.mean()).double().mean() + 0.5 * (means == x.mean()).double().mean())
+    bias = float(norm.ppf(min(max(below, 0.5 / num_draws), 1 - 0.5 / num_draws)))
+    return replace(estimate, rule=Bootstrap(means.sort().values, bias, skew))
+
+
+_TEXT = {"loss": "mean loss, natural logarithm, no penalty", "error": "share of items given a wrong label, ties wrong"}
+
+
+def _values(found: Outputs, what: What) -> Tensor:
+    return found.loss if what == "loss" else (~found.correct).double()

@@ -1,0 +1,282 @@
+"""`ritz.measure`: all measures of one solution, from runs that they share."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..estimators.quantities import Spectrum
+from ..results import Estimate
+from ..risk import Risk
+from ..storage import equal, save
+from ..tables import Table
+from .outputs import Outputs
+from .registry import resolve
+from .row import Measure
+from .subject import Settings, Subject, as_vector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
+
+# about how many gradients over the data a run takes; a product is about two
+_PRODUCT = 2.0
+_FORWARD = 0.4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measurement(Mapping[str, Estimate]):
+    """What was measured on one solution: `m["trace"]` is an `Estimate`.
+
+    Attributes:
+        estimates: By key of the table of measures.
+        failures: Why a measure that was asked for is not among them.
+        readings: A line on how to read each.
+        model: Which model, with how many parameters.
+        convention: Which data and which mode.
+        settings: Probes, steps, seed.
+        seconds: What each shared run took.
+        spectrum: Of the Hessian, where it was run.
+        outputs: Of the training data, item by item, where they were asked for.
+
+    Example:
+        >>> data = torch.eye(2), torch.tensor([0, 1])
+        >>> m = measure(ritz.Risk(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), data), measures=["trace"])
+        >>> list(m), m["trace"].exact
+        (['trace'], True)
+        >>> m["metric_a"]
+        Traceback (most recent call last):
+        KeyError: "metric_a was not asked for; there are: trace"
+    """
+
+    estimates: Mapping[str, Estimate]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    readings: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    convention: str = ""
+    settings: Settings = field(default_factory=Settings)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    spectrum: Spectrum | None = None
+    outputs: Outputs | None = None
+
+    def __getitem__(self, key: str) -> Estimate:
+        if key in self.estimates:
+            return self.estimates[key]
+        why = f"failed: {self.failures[key]}" if key in self.failures else "was not asked for"
+        raise KeyError(f"{key} {why}; there are: {', '.join(self.estimates)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.estimates)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def table(self) -> Table:
+        """Value, error, 95 % interval, convention and reading of each; what failed, with the reason, at the end."""
+        header = ("measure", "value", "95 % interval", "convention", "reading")
+        rows = [
+            # the title says what is common to all
+            (key, *_cells(e), e.convention.replace(f", {self.convention}", ""), self.readings.get(key, ""))
+            for key, e in self.estimates.items()
+        ]
+        rows += [(key, "failed", "", why, "") for key, why in self.failures.items()]
+        return Table(header, rows, title=f"{self.model}; {self.convention}", numeric=(1, 2))
+
+    def layers(self) -> Table:
+        """What is known parameter by parameter or layer by layer."""
+        split = {key: e.parts for key, e in self.estimates.items() if e.parts}
+        names = dict.fromkeys(name for parts in split.values() for name in parts)
+        rows = [(name, *(parts[name].shown() if name in parts else "" for parts in split.values())) for name in names]
+        return Table(("layer", *split), rows, title=self.model, numeric=range(1, len(split) + 1))
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html()
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained page: the table, the spectrum and the margins. Figures need matplotlib."""
+        from ..report.page import Page
+
+        page = Page(f"Measures of {self.model}", self.convention)
+        page.add(self.table())
+        page.draw(self.plot)
+        if any(e.parts for e in self.estimates.values()):
+            page.add(self.layers(), "Layer by layer")
+        return page.write(path)
+
+    def plot(self) -> "Figure":
+        """The spectral density and the distribution of margins, where they were measured."""
+        from ..report.figures import row_of_axes
+        from .margins import margin_distribution
+
+        margins = None if self.outputs is None or self.outputs.margin is None else margin_distribution(self.outputs)
+        panels = [panel.plot for panel in (self.spectrum, margins) if panel is not None]
+        figure, axes = row_of_axes(max(len(panels), 1))
+        for draw, ax in zip(panels, axes, strict=False):
+            draw(ax)
+        return figure
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
+        return save(self, path)
+
+
+def measure(
+    risk: Risk,
+    test: Any = None,
+    init: Mapping[str, Tensor] | Tensor | None = None,
+    *,
+    measures: str | Sequence[str | Measure] = "standard",
+    num_steps: int = 100,
+    num_probes: int = 8,
+    seed: int = 0,
+    sigma: float = 1.0,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Generalisation measures of a solution, each with its error bar, convention and reading.
+
+    The standard set is what one Krylov run on the Hessian and one forward pass give. `measures="all"` adds those of the
+    Gauss-Newton matrix, those layer by layer, and those that search over weights; how long that takes is told first. A
+    measure that fails does not stop the others: `failures` says why.
+
+    Args:
+        risk: The solution on its training data.
+        test: Test data, or a risk of the same solution on it; the gaps need it.
+        init: The weights that training began from: named tensors, a state dict or a flat vector.
+        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own.
+        num_steps, num_probes, seed: Of the spectrum; see `ritz.spectrum`.
+        sigma: Standard deviation of the prior of the Laplace measures.
+        progress: Called with (what is being done, part of the whole that is done), first with what is expected.
+
+    Raises:
+        ValueError: If an argument is wrong, before any work is done.
+        NonFiniteError: If the weights or losses are not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+        >>> X, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> m = ritz.measure(ritz.Risk(model, torch.nn.MSELoss(), (X, y)), test=(X, y + 1))
+        >>> m["trace"].value, m["lambda_max"].value, m["train_loss"].value, m["gap_loss"].value  # H = diag(1, 4)
+        (5.0, 4.0, 22.5, -8.0)
+        >>> m.failures["margin_q10"]
+        'this needs classes and labels, which this risk does not have'
+    """
+    if not isinstance(risk, Risk):
+        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+    rows = resolve(measures)
+    settings = Settings(num_steps=num_steps, num_probes=num_probes, seed=seed, sigma=sigma)
+    start = None if init is None else as_vector(risk, init)
+    subject = Subject(risk, _on_test(risk, test), start, settings)
+    risk.check()
+    if subject.test is not None:
+        subject.test.check()
+    clock = _Clock(subject, rows, progress)
+    estimates: dict[str, Estimate] = {}
+    failures: dict[str, str] = {}
+    for row in rows:
+        given = {"test": test is not None, "init": init is not None}
+        absent = [name for name in sorted(row.needs) if not given[name]]
+        clock.start(row)
+        if absent:
+            failures[row.key] = f"needs {' and '.join(f'{name}=' for name in absent)}"
+            continue
+        try:
+            found = row.compute(subject)
+        except Exception as error:
+            failures[row.key] = str(error) or type(error).__name__
+            continue
+        if math.isnan(float(found.value)):
+            failures[row.key] = found.stop
+            continue
+        estimates[row.key] = replace(found, convention=found.convention or f"{row.convention}; {risk.convention()}")
+    clock.done()
+    return Measurement(
+        estimates=estimates, failures=failures, readings={row.key: row.reading for row in rows if row.key in estimates},
+        model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(), settings=settings,
+        seconds=dict(subject.seconds), spectrum=subject.peek("Hessian spectrum"), outputs=subject.peek("forward pass"),
+    )  # fmt: skip
+
+
+def _on_test(risk: Risk, test: Any) -> Risk | None:
+    """The same solution on test data."""
+    if test is None or not isinstance(test, Risk):
+        return None if test is None else risk.on(test)
+    ours, theirs = risk.params(), test.params()
+    same = ours.keys() == theirs.keys() and all(
+        p.shape == theirs[name].shape and torch.equal(p, theirs[name].to(p)) for name, p in ours.items()
+    )
+    if not same:
+        raise ValueError("test= is a risk at other weights than risk; give test data, or risk.on(test_data)")
+    return test
+
+
+class _Clock:
+    """Tells what is being done and how far it is, by the expected cost of each row in gradients over the data."""
+
+    def __init__(self, subject: Subject, rows: Sequence[Measure], progress: Progress | None) -> None:
+        self.progress = progress
+        s = subject.settings
+        run = _PRODUCT * (s.num_probes * s.num_steps + 100)
+        first: set[str] = set()
+        self.costs: dict[str, float] = {}
+        for row in rows:
+            shared = {"forward": _FORWARD, "Hessian": run, "GGN": run}.get(row.cost, 0.0)
+            self.costs[row.key] = row.gradients + (shared if row.cost not in first else 0.0)
+            first.add(row.cost)
+        self.total = sum(self.costs.values()) or 1.0
+        self.before, self.current = 0.0, ""
+        if progress is not None:
+            subject.report = self.within
+            begin = time.perf_counter()
+            subject.risk.gradient()
+            expected = (time.perf_counter() - begin) * self.total
+            progress(f"{len(rows)} measures, about {duration(expected)}", 0.0)
+
+    def start(self, row: Measure) -> None:
+        self.before += self.costs.get(self.current, 0.0)
+        self.current = row.key
+        if self.progress is not None:
+            self.progress(row.key, self.before / self.total)
+
+    def within(self, done: int, total: int) -> None:
+        assert self.progress is not None
+        self.progress(self.current, (self.before + self.costs[self.current] * done / max(total, 1)) / self.total)
+
+    def done(self) -> None:
+        if self.progress is not None:
+            self.progress("done", 1.0)
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(0.2), duration(75), duration(7300)
+        ('1 s', '75 s', '2.0 h')
+    """
+    if seconds < 120:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _cells(estimate: Estimate) -> tuple[str, str]:
+    """The value with its error, and the interval."""
+    low, high = (float(end) for end in estimate.interval())
+    if estimate.exact and low == high:
+        return estimate.shown(), "exact"
+    return estimate.shown(), f"{low:.4g} to {high:.4g}"

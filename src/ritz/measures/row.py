@@ -1,0 +1,56 @@
+"""One row of the table of measures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..results import Estimate
+from .subject import Subject
+
+Family = Literal["gap", "norms", "sharpness", "PAC-Bayes", "margins"]
+Cost = Literal["weights", "forward", "backward", "Hessian", "GGN", "search"]
+
+# Names of ritz.transforms. Those of SAME_FUNCTION keep the function of the network, the others what it predicts.
+SAME_FUNCTION = frozenset({"rescale", "batchnorm", "permute"})
+EVERY = SAME_FUNCTION | {"scale_output", "scale_layers"}
+ORDER = frozenset({"permute"})  # for what knows the weights, but not which unit is which
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What a measure is, what it needs and costs, and which rescalings leave it unchanged.
+
+    Attributes:
+        key: Its name.
+        formula: In the notation of the docs.
+        convention: What it is divided by, whether it is squared, which matrix.
+        source: Where it comes from.
+        family: What kind of measure it is.
+        cost: Which run it needs; runs are shared between measures.
+        compute: The function, of a `Subject`.
+        reading: How to read it, in a line.
+        better: Which end is said to go with a small gap; None where nothing is said.
+        unchanged: The transforms of `ritz.transforms` that leave it as it is.
+        needs: What must be given beside the risk: "test", "init".
+        standard: Whether it belongs to the standard set.
+        gradients: For "backward" and "search", about how many gradients over the data it takes.
+
+    Example:
+        >>> print(ritz.measures.MEASURES["trace"].formula)
+        Tr H
+    """
+
+    key: str
+    formula: str
+    convention: str
+    source: str
+    family: Family
+    cost: Cost
+    compute: Callable[[Subject], Estimate]
+    reading: str
+    better: Literal["lower", "higher"] | None = "lower"
+    unchanged: frozenset[str] = ORDER
+    needs: frozenset[str] = NONE
+    standard: bool = False
+    gradients: float = 0.0

@@ -1,0 +1,193 @@
+"""A solution under study: what its measures share is run once, when first asked for."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ..estimators.quantities import Spectrum
+from ..estimators.spectrum import spectrum
+from ..krylov.eigen import EigenPairs, top_eigenpairs
+from ..operators.base import Operator
+from ..operators.gauss_newton import GGN
+from ..operators.hessian import Hessian
+from ..risk import Risk
+from ..space import row_norms
+from .outputs import Outputs, outputs
+
+T = TypeVar("T")
+Report = Callable[[int, int], None]  # (done, total) of the run now under way
+
+NUM_EIGENPAIRS = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers of a measurement beside the solution itself.
+
+    Example:
+        >>> Settings(num_probes=0)
+        Traceback (most recent call last):
+        ValueError: num_probes must be at least 1, got 0
+    """
+
+    num_steps: int = 100
+    num_probes: int = 8
+    seed: int = 0
+    sigma: float = 1.0  # standard deviation of the prior of the Laplace measures
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_probes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.sigma > 0:
+            raise ValueError(f"sigma must be positive, got {self.sigma}")
+
+
+class Subject:
+    """A risk, test data and a start, and the runs that measures of them have in common.
+
+    Args:
+        risk: The solution on its training data.
+        test: The same solution on test data.
+        init: The weights that training began from.
+        settings: Probes, steps and seed.
+        report: Told of (done, total) while a run is under way.
+
+    Example:
+        >>> data = torch.ones(2, 3), torch.tensor([0, 1])
+        >>> subject = Subject(ritz.Risk(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data))
+        >>> subject.spectrum is subject.spectrum, subject.weights.shape
+        (True, torch.Size([8]))
+    """
+
+    def __init__(
+        self,
+        risk: Risk,
+        test: Risk | None = None,
+        init: Tensor | None = None,
+        settings: Settings = Settings(),  # noqa: B008 (frozen)
+        report: Report | None = None,
+    ) -> None:
+        self.risk, self.test, self.init, self.settings, self.report = risk, test, init, settings, report
+        self.seconds: dict[str, float] = {}  # what each run took
+        self._done: dict[str, Any] = {}
+
+    @property
+    def weights(self) -> Tensor:
+        """The chosen parameters as one vector (P,)."""
+        return self.once("weights", lambda: self.risk.space.join(self.risk.params()))
+
+    @property
+    def weight_norm(self) -> float:
+        """Their Euclidean norm, not squared."""
+        return float(row_norms(self.weights[None].double()))
+
+    @property
+    def start(self) -> Tensor:
+        """The weights that training began from, (P,).
+
+        Raises:
+            ValueError: If they were not given.
+        """
+        if self.init is None:
+            raise ValueError("this needs the weights that training began from: pass init=")
+        return self.init
+
+    @property
+    def outputs(self) -> Outputs:
+        """One forward pass over the training data."""
+        return self.once("forward pass", lambda: outputs(self.risk))
+
+    @property
+    def test_outputs(self) -> Outputs:
+        """One forward pass over the test data.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        test = self.test
+        if test is None:
+            raise ValueError("this needs test data: pass test=")
+        return self.once("forward pass over test data", lambda: outputs(test))
+
+    @property
+    def num_items(self) -> int:
+        """What the mean loss is a mean over: samples, or tokens that count."""
+        return self.risk.num_samples if self.risk.opaque else len(self.outputs.loss)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the training data."""
+        return self.once("loss", self.risk.loss)
+
+    @property
+    def hessian(self) -> Hessian:
+        """The Hessian of the training loss."""
+        return self.once("Hessian", lambda: Hessian(self.risk))
+
+    @property
+    def spectrum(self) -> Spectrum:
+        """The run that gives everything about the Hessian."""
+        return self.once("Hessian spectrum", lambda: self._run(self.hessian))
+
+    @property
+    def ggn_spectrum(self) -> Spectrum:
+        """A run on the Gauss-Newton matrix, for what needs a positive one."""
+        return self.once("GGN spectrum", lambda: self._run(GGN(self.risk)))
+
+    @property
+    def eigenpairs(self) -> EigenPairs:
+        """The largest eigenvalues of the Hessian."""
+        k = min(NUM_EIGENPAIRS, self.risk.dim)
+        return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, tol=1e-4, seed=self.settings.seed))
+
+    def _run(self, operator: Operator) -> Spectrum:
+        s = self.settings
+        return spectrum(operator, s.num_steps, s.num_probes, seed=s.seed, progress=self.report)
+
+    def once(self, name: str, run: Callable[[], T]) -> T:
+        """What `run` gives, done once; what it raised, raised again and not run again."""
+        if name not in self._done:
+            start = time.perf_counter()
+            try:
+                self._done[name] = run()
+            except Exception as error:
+                self._done[name] = error
+            self.seconds[name] = time.perf_counter() - start
+        found = self._done[name]
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def peek(self, name: str) -> Any:
+        """What a run gave, or None where it was not asked for or failed."""
+        found = self._done.get(name)
+        return None if isinstance(found, Exception) else found
+
+
+def as_vector(risk: Risk, weights: Mapping[str, Tensor] | Tensor) -> Tensor:
+    """Weights given as a state dict, named tensors or a flat vector, as the flat vector (P,) of the risk.
+
+    Raises:
+        ValueError: If a chosen parameter is missing or has another shape.
+
+    Example:
+        >>> data = torch.ones(1, 2), torch.tensor([0])
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.CrossEntropyLoss(), data)
+        >>> as_vector(risk, {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}).tolist()
+        [1.0, 2.0, 3.0]
+    """
+    space = risk.space
+    if isinstance(weights, Tensor):
+        if weights.shape != (space.dim,):
+            raise ValueError(f"expected a flat vector (dim={space.dim},), got {tuple(weights.shape)}")
+        return weights.detach().to(risk.device, risk.dtype)
+    for name, shape in zip(space.names, space.shapes, strict=True):
+        if name not in weights:
+            raise ValueError(f"the weights have no {name!r}; there are: {', '.join(list(weights)[:20])}")
+        if weights[name].shape != shape:
+            raise ValueError(f"{name} has shape {tuple(shape)}, got {tuple(weights[name].shape)}")
+    return space.join({name: weights[name].detach().to(risk.device, risk.dtype) for name in space.names})

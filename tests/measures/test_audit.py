@@ -1,0 +1,142 @@
+"""`ritz.audit`: what moves when the function does not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ritz
+from ritz.errors import UnsupportedError
+from ritz.measures.audit import Audit, Shift
+from ritz.measures.registry import MEASURES
+from ritz.results import Estimate, from_samples
+
+
+def data(n: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 4, generator=generator), torch.randint(3, (n,), generator=generator)
+
+
+def plain() -> ritz.Risk:
+    """A chain of ReLU layers, small enough for every eigenvalue to be known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), data())
+
+
+def normalised() -> ritz.Risk:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5)
+    model = nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 3))
+    for _ in range(20):
+        model(data()[0])
+    model.eval()
+    return ritz.Risk(model, nn.CrossEntropyLoss(), data())
+
+
+@pytest.fixture(scope="module")
+def found():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        init = {name: p + 0.1 for name, p in plain().params().items()}
+        yield ritz.audit(plain(), test=data(200), init=init, strength=3.0)
+    finally:
+        torch.set_default_dtype(before)
+
+
+# --------------------------------------------------------------------------------------------------- one shift
+
+
+def test_a_shift_is_moved_unchanged_or_not_known():
+    exact = [Estimate(name="x", value=value, exact=True) for value in (1.0, 1.001, 2.0)]
+    assert Shift("x", "rescale", exact[0], exact[1]).verdict == "unchanged"
+    assert Shift("x", "rescale", exact[0], exact[2]).verdict == "moved"
+    noise = torch.linspace(-1, 1, 8)
+    noisy = [from_samples("x", 1 + noise), from_samples("x", 1.1 - noise)]
+    shift = Shift("x", "rescale", *noisy)
+    assert (shift.verdict, str(shift)) == ("cannot tell", "?")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"), [(2.0, 5.0, "×2.5"), (1.0, -2.0, "1 → -2"), (0.0, 3.0, "0 → 3"), (3.0, 3.0, "=")]
+)
+def test_a_shift_is_shown_as_a_factor_where_there_is_one(before, after, text):
+    a, b = (Estimate(name="x", value=value, exact=True) for value in (before, after))
+    assert str(Shift("x", "rescale", a, b)) == text
+
+
+def test_nothing_to_nothing_is_unchanged():
+    zero = Estimate(name="x", value=0.0, exact=True)
+    assert math.isnan(Shift("x", "rescale", zero, zero).factor)
+    assert Shift("x", "rescale", zero, zero).verdict == "unchanged"
+
+
+# -------------------------------------------------------------------------------------------------- the audit
+
+
+def test_the_transforms_that_fit_the_network_are_done_and_the_others_named(found):
+    assert list(found.after) == ["rescale", "permute", "scale_output", "scale_layers"]
+    assert "BatchNorm" in found.refused["batchnorm"]
+
+
+def test_every_measure_moves_as_the_table_of_measures_says(found):
+    for (key, name), shift in found.shifts.items():
+        wanted = "unchanged" if name in MEASURES[key].unchanged else "moved"
+        assert shift.verdict == wanted, (key, name, shift.factor)
+
+
+def test_batchnorm_rescaling_moves_what_the_table_says():
+    seen = ritz.audit(normalised(), transforms=["batchnorm"], strength=3.0)
+    for (key, name), shift in seen.shifts.items():
+        wanted = "unchanged" if name in MEASURES[key].unchanged else "moved"
+        assert shift.verdict == wanted, (key, name, shift.factor)
+    assert "trace" in seen.moved("batchnorm")
+
+
+def test_flatness_moves_while_the_function_does_not(found):
+    """Seed 000 after Dinh et al.: the same function is as sharp as one likes."""
+    moved = set(found.moved("rescale"))
+    assert {"trace", "frobenius_norm", "spectral_norm", "metric_a", "metric_a_eq7", "scaled_sharpness"} <= moved
+    assert moved.isdisjoint({"train_loss", "train_error", "test_error", "gap_loss", "margin_median", "aceht"})
+
+
+def test_a_factor_is_that_of_measuring_by_hand(found):
+    risk = plain()
+    moved = ritz.transforms.rescale(risk, 3.0)
+    traces = [float(torch.trace(ritz.Hessian(r).dense())) for r in (risk, moved)]
+    assert found.shifts["trace", "rescale"].factor == pytest.approx(traces[1] / traces[0], rel=1e-9)
+
+
+def test_an_audit_prints_draws_saves_and_says_what_it_found(found, tmp_path):
+    table = found.table()
+    assert table.header == ("measure", "as it is", "rescale", "permute", "scale_output", "scale_layers")
+    assert [row[0] for row in table.rows] == list(found.before)
+    assert dict(zip(table.header, table.rows[0], strict=True))["rescale"] == "="
+    assert len(found.findings()) == 4
+    assert "the function is the same" in found.findings()[0]
+    assert "trace" in str(found)
+    assert len(found.plot().lines) == 5  # one for each transform, and one for no change
+    assert "<svg" in found.to_html(tmp_path / "audit.html").read_text(encoding="utf-8")
+    loaded = ritz.load(found.save(tmp_path / "audit"))
+    assert isinstance(loaded, Audit)
+    assert loaded == found
+
+
+def test_progress_goes_over_all_places():
+    seen: list[tuple[str, float]] = []
+    ritz.audit(plain(), measures=["weight_norm"], transforms=["rescale"], progress=lambda *step: seen.append(step))
+    assert [part for _, part in seen] == sorted(part for _, part in seen)
+    assert seen[-1] == ("rescale: done", 1.0)
+
+
+def test_bad_input_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="no transform is named 'rescaling'; there are: rescale"):
+        ritz.audit(plain(), transforms=["rescaling"])
+    for strength in (1.0, 0.0, -2.0, math.inf):
+        with pytest.raises(ValueError, match="strength must be positive and not 1"):
+            ritz.audit(plain(), strength=strength)
+    smooth = ritz.Risk(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), nn.CrossEntropyLoss(), data())
+    with pytest.raises(UnsupportedError, match="no transform fits this network"):
+        ritz.audit(smooth, transforms=["rescale", "scale_output"])

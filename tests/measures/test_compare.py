@@ -1,0 +1,196 @@
+"""`ritz.compare`: paired differences, honest orders, and "cannot tell" where it cannot."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ritz
+from ritz.intervals import Binomial, StudentT
+from ritz.measures.compare import Agreement, Ranking, compare, difference, direction, probability
+from ritz.results import Estimate, from_samples
+
+
+def network(decay: float, seed: int = 0, steps: int = 150) -> nn.Module:
+    """A network too large to be diagonalised by the head, trained with a weight decay."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=decay)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data()[0]), data()[1]).backward()
+        optimizer.step()
+    return model
+
+
+def data(n: int = 40, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, 5, generator=generator)
+    return X, (X[:, :3] + 0.7 * torch.randn(n, 3, generator=generator)).argmax(1)
+
+
+def risk_of(model: nn.Module, n: int = 40) -> ritz.Risk:
+    return ritz.Risk(model, nn.CrossEntropyLoss(), data(n))
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three solutions measured together; float64 is set test by test, so it is set here too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        risks = {f"{decay:g}": risk_of(network(decay)) for decay in (0.0, 0.01, 0.1)}
+        yield compare(risks, test=data(60, 2), num_steps=30, num_probes=6)
+    finally:
+        torch.set_default_dtype(before)
+
+
+# --------------------------------------------------------------------------------------- differences in pairs
+
+
+def test_a_paired_difference_is_that_of_the_samples():
+    x, y = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([2.0, 6.5, 10.0])
+    found = difference(from_samples("x", x), from_samples("x", y))
+    truth = from_samples("d", y - x)
+    assert (found.value, found.stderr) == pytest.approx((truth.value, truth.stderr))
+
+
+def test_samples_of_other_probes_are_not_paired():
+    x, y = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([2.0, 6.5, 10.0])
+    a, b = from_samples("x", x, seed=0), from_samples("x", y, seed=1)
+    assert difference(a, b).stderr == pytest.approx((a.stderr**2 + b.stderr**2) ** 0.5)
+    assert difference(a, b).rule == StudentT(2)
+
+
+def test_intervals_alone_give_an_interval_of_the_difference():
+    a, b = (Estimate(name="top", value=v, bracket=(v, v + 0.1)) for v in (1.0, 2.0))
+    assert difference(a, b).interval() == pytest.approx((0.9, 1.1))
+    assert direction(difference(a, b)) == 1
+    assert direction(difference(b, a)) == -1
+    assert direction(difference(a, a)) == 0
+
+
+def test_the_probability_of_an_order_is_calibrated():
+    """Two equal means: an order is called 95 % sure in about 10 % of the cases (either side), as it should be."""
+    generator = torch.Generator().manual_seed(0)
+    sure = 0
+    for _ in range(500):
+        common = 5 * torch.randn(8, generator=generator)
+        a, b = (from_samples("x", common + torch.randn(8, generator=generator)) for _ in range(2))
+        sure += probability(a, b) > 0.95
+    assert 0.07 <= sure / 500 <= 0.13
+
+
+def test_a_difference_much_smaller_than_either_error_is_seen_in_pairs():
+    common = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    a, b = from_samples("x", common), from_samples("x", common + 0.01 * torch.linspace(0.9, 1.1, 8))
+    assert b.stderr > 10 * abs(b.value - a.value)
+    assert probability(a, b) > 0.999
+
+
+def test_brackets_that_overlap_cannot_be_told_apart():
+    near, far = (Estimate(name="top", value=v, bracket=(v, v + 0.3)) for v in (1.1, 2.0))
+    base = Estimate(name="top", value=1.0, bracket=(1.0, 1.3))
+    assert probability(base, near) == 0.5
+    assert probability(base, far) == pytest.approx(0.998)
+    assert probability(far, base) == pytest.approx(0.998)
+
+
+def test_equal_exact_values_and_single_probes_say_nothing():
+    one = from_samples("x", torch.tensor([1.0]))
+    assert probability(one, from_samples("x", torch.tensor([2.0]))) == 0.5
+    exact = Estimate(name="x", value=1.0, exact=True)
+    assert probability(exact, exact) == 0.5
+
+
+def test_a_share_of_unpaired_items_uses_both_errors():
+    shares = [Estimate(name="error", value=hits / 100, stderr=0.05, rule=Binomial(hits, 100)) for hits in (10, 12, 60)]
+    assert probability(shares[0], shares[1]) < 0.8
+    assert probability(shares[0], shares[2]) > 0.999
+
+
+# --------------------------------------------------------------------------------------------------- rankings
+
+
+def test_a_ranking_says_what_it_can():
+    ranking = Ranking(key="trace", order=("a", "b", "c"), better="lower", steps=(0.999, 0.999))
+    assert (str(ranking), ranking.verdict) == ("a < b < c", "a is best")
+    assert dataclasses.replace(ranking, steps=(0.6, 0.7)).verdict == "cannot tell"
+    half = dataclasses.replace(ranking, steps=(0.6, 0.999), better="higher")
+    assert (str(half), half.verdict) == ("a ~ b > c", "cannot tell a from b")
+    close = dataclasses.replace(ranking, steps=(0.96, 0.97))  # each is likely, both together less so
+    assert close.verdict == "cannot tell a from b"
+    assert dataclasses.replace(ranking, better=None).verdict == "the order is real"
+
+
+def test_agreement_counts_resolved_pairs_only():
+    assert Agreement(3, 0, 3).verdict == "same"
+    assert Agreement(0, 3, 3).verdict == "opposite"
+    assert Agreement(1, 1, 3).verdict == "mixed"
+    assert Agreement(0, 0, 0).verdict == "undecided"
+
+
+def test_three_solutions_are_ranked_by_every_measure(three):
+    assert set(three.rankings) == set(three.measurements["0"]) - {"distance"}
+    assert three["weight_norm"].order == ("0.1", "0.01", "0")
+    assert three["weight_norm"].probability == 1.0
+    assert three["margin_median"].order == ("0", "0.01", "0.1")  # higher is called better
+    with pytest.raises(KeyError, match="distance was not measured on every solution"):
+        three["distance"]
+
+
+def test_the_order_by_trace_is_the_true_one_and_surer_in_pairs(three):
+    truth = {
+        name: float(torch.trace(ritz.Hessian(risk_of(network(float(name)))).dense())) for name in three.measurements
+    }
+    assert list(three["trace"].order) == sorted(truth, key=truth.get)
+    paired = three.change("trace", "0", "0.1")
+    low, high = paired.interval(0.999)
+    assert low <= truth["0.1"] - truth["0"] <= high
+    apart = [three.measurements[name]["trace"].stderr for name in ("0", "0.1")]
+    assert paired.stderr <= 1.2 * (apart[0] ** 2 + apart[1] ** 2) ** 0.5
+
+
+def test_agreement_with_the_gap_is_that_of_signs(three):
+    found = three.agreement("weight_norm")
+    gaps = [direction(three.change("gap_loss", a, b)) for a, b in (("0", "0.01"), ("0", "0.1"), ("0.01", "0.1"))]
+    assert found.pairs == sum(map(abs, gaps))
+    assert found.same == gaps.count(-1)  # the norm falls with weight decay
+    assert three.agreement("gap_loss").verdict in ("same", "undecided")
+
+
+def test_a_comparison_prints_saves_and_draws(three, tmp_path):
+    table = three.table()
+    assert table.header == ("measure", "0", "0.01", "0.1", "order", "sure", "verdict", "with the gap")
+    assert [row[0] for row in table.rows] == list(three.rankings)
+    assert "weight_norm" in str(three)
+    assert "<td>weight_norm</td>" in three._repr_html_()
+    assert ritz.load(three.save(tmp_path / "c")) == three
+    assert len(three.plot().axes) == 4
+    assert len(three.plot(["trace"]).axes) == 1
+
+
+def test_the_same_solution_twice_cannot_be_told_apart():
+    model = network(0.0, steps=20)
+    found = ritz.compare({"a": risk_of(model), "b": risk_of(model)}, test=data(60, 2), num_steps=10, num_probes=4)
+    assert {ranking.verdict for ranking in found.rankings.values()} == {"cannot tell"}
+
+
+def test_other_networks_are_compared_with_a_note():
+    risks = {"wide": risk_of(network(0.0, steps=1)), "linear": risk_of(nn.Linear(5, 3))}
+    found = ritz.compare(risks, measures=["weight_norm", "trace"], num_steps=10, num_probes=4)
+    assert "probes are not common" in found.notes[0]
+
+
+def test_bad_input_is_refused_before_any_work():
+    risk = risk_of(network(0.0, steps=1))
+    with pytest.raises(ValueError, match="two or more solutions"):
+        ritz.compare({"a": risk})
+    with pytest.raises(TypeError, match=r"b must be a ritz\.Risk, got Linear"):
+        ritz.compare({"a": risk, "b": nn.Linear(5, 3)})
+    with pytest.raises(ValueError, match="different data"):
+        ritz.compare({"a": risk, "b": risk_of(network(0.0, steps=1), n=20)})
+    with pytest.raises(ValueError, match="nothing for b"):
+        ritz.compare({"a": risk, "b": risk}, test={"a": risk})
