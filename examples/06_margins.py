@@ -12,11 +12,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import ritz
-from ritz.measures.last_layer import aceht_features
-from ritz.measures.layer_margins import layer_margins
-from ritz.measures.margins import aceht, margin_bound, margin_distribution
-from ritz.measures.outputs import outputs
-from ritz.measures.trace_study import margin_study
+from ritz.measures import aceht, aceht_features, layer_margins, margin_bound, margin_distribution, margin_study
+from ritz.measures.outputs import sample_outputs
 
 pixels, labels = load_digits(return_X_y=True)
 X, y = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(labels)
@@ -48,7 +45,7 @@ figure = Figure(figsize=(11, 4), layout="constrained")
 axes = figure.subplots(1, 3)
 for epochs, ax in ((2, axes[0]), (10, axes[1])):
     train(epochs)
-    found = outputs(risk)
+    found = sample_outputs(risk)
     start = time.perf_counter()
     study = margin_study(risk, num_samples=1000, seed=0)
     print(f"error {1 - found.mean(found.correct.double()):.1%}; the study took {time.perf_counter() - start:.1f} s")

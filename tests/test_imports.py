@@ -39,11 +39,12 @@ ALLOWED = {
     "krylov": f"{RESULTS} comm space plan operators",
     "estimators": f"{RESULTS} comm reducers space plan losses layers batches risk linearity operators krylov",
     "rmt": RESULTS,
-    "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators krylov "
-    "estimators rmt",
+    "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators "
+    "krylov estimators rmt",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
     "optim": f"{RESULTS} comm reducers space plan losses layers batches risk operators krylov estimators rmt",
-    "papers": f"{RESULTS} tables space plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "papers": f"{RESULTS} tables space plan losses batches risk operators krylov estimators rmt measures landscape "
+    "optim",
     "report": f"{RESULTS} tables rmt measures landscape papers",
     "integrations": f"{RESULTS} comm space plan losses batches risk operators estimators measures optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",

@@ -10,7 +10,7 @@ from torch import nn
 import ritz
 from ritz.errors import UnsupportedError
 from ritz.measures.gap import gap, on_test_data, on_training_data
-from ritz.measures.outputs import Outputs, outputs
+from ritz.measures.outputs import Outputs, sample_outputs
 
 
 def found(n: int = 200, wrong: int = 20, seed: int = 0, **fields) -> Outputs:
@@ -68,7 +68,7 @@ def test_one_test_item_has_no_error_bar():
 
 def test_a_regression_has_a_loss_and_no_error():
     data = torch.ones(3, 2), torch.zeros(3, 1)
-    seen = outputs(ritz.Risk(nn.Linear(2, 1), nn.MSELoss(), data))
+    seen = sample_outputs(ritz.Risk(nn.Linear(2, 1), nn.MSELoss(), data))
     assert on_training_data(seen, "loss").value >= 0
     with pytest.raises(UnsupportedError, match="needs classes and labels"):
         on_training_data(seen, "error")

@@ -12,7 +12,7 @@ from torch import nn
 
 import ritz
 from ritz.errors import NonFiniteError, UnsupportedError
-from ritz.measures.outputs import Outputs, outputs
+from ritz.measures.outputs import Outputs, sample_outputs
 
 CE, BCE = nn.CrossEntropyLoss, nn.BCEWithLogitsLoss
 COLUMNS = ("margin", "softmax_margin", "impurity", "slack", "confidence", "entropy", "slope", "loss")
@@ -73,7 +73,7 @@ LOGITS = [
 @pytest.mark.parametrize("label", range(3))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_every_column_keeps_its_digits_where_the_softmax_saturates(label, dtype):
-    found = outputs(table_risk(LOGITS, [label] * len(LOGITS), dtype))
+    found = sample_outputs(table_risk(LOGITS, [label] * len(LOGITS), dtype))
     for i, logits in enumerate(LOGITS):
         expected = truth(logits, label)
         for name in COLUMNS[:-1]:
@@ -87,7 +87,7 @@ def test_every_column_keeps_its_digits_where_the_softmax_saturates(label, dtype)
 )
 def test_columns_are_right_for_any_logits(logits, label):
     label %= len(logits)
-    found, expected = outputs(table_risk([logits], [label])), truth(logits, label)
+    found, expected = sample_outputs(table_risk([logits], [label])), truth(logits, label)
     for name in ("impurity", "slack", "confidence", "entropy"):
         assert float(found.need(name)) == pytest.approx(expected[name], rel=1e-12, abs=0), name
     for name in ("margin", "softmax_margin", "slope"):  # these go through 0
@@ -103,7 +103,7 @@ def test_plain_subtraction_would_have_lost_all_digits():  # else the tests above
 @pytest.mark.parametrize("name", ["mlp_relu", "conv", "residual", "attention", "mlp_weighted"])
 def test_columns_come_in_data_order_with_the_weights_of_the_loss(name):
     problem = cases.problem(name)
-    found = outputs(problem.risk())
+    found = sample_outputs(problem.risk())
     with torch.no_grad():
         logits = torch.cat([problem.model.eval()(x) for x, _ in problem.batches])
     x, y = problem.data
@@ -121,14 +121,17 @@ def test_columns_come_in_data_order_with_the_weights_of_the_loss(name):
 @pytest.mark.parametrize("sizes", list(cases.partitions(11)))
 def test_the_split_into_batches_makes_no_difference(sizes):
     problem = cases.problem("mlp_relu")
-    whole, cut = outputs(problem.risk(problem.data)), outputs(problem.risk(cases.split(*problem.data, sizes)))
+    whole, cut = (
+        sample_outputs(problem.risk(problem.data)),
+        sample_outputs(problem.risk(cases.split(*problem.data, sizes))),
+    )
     torch.testing.assert_close(cut.slack, whole.slack, rtol=1e-12, atol=0)
     torch.testing.assert_close(cut.input_norm2, whole.input_norm2)
 
 
 def test_ignored_items_are_left_out():
     problem = cases.problem("pixels")
-    found = outputs(problem.risk())
+    found = sample_outputs(problem.risk())
     y = problem.data[1].flatten()
     assert len(found.margin) == int((y != -1).sum())
     assert found.weight.tolist() == problem.loss.weight[y[y != -1]].tolist()
@@ -141,7 +144,7 @@ def test_several_inputs_have_one_norm():
             return super().forward(torch.cat([a, b], dim=1))
 
     a, b = torch.ones(2, 2), torch.full((2, 1), 3.0)
-    found = outputs(ritz.Risk(Pair(3, 2), CE(), (a, b, torch.tensor([0, 1]))))
+    found = sample_outputs(ritz.Risk(Pair(3, 2), CE(), (a, b, torch.tensor([0, 1]))))
     assert found.input_norm2.tolist() == [11.0, 11.0]
 
 
@@ -151,19 +154,19 @@ def test_an_input_that_is_not_laid_out_by_samples_has_no_norm():
             return super().forward(x * basis[:3])
 
     batch = (torch.ones(2, 3), torch.ones(4), torch.tensor([0, 1]))
-    assert outputs(ritz.Risk(Shared(3, 2), CE(), [batch])).input_norm2 is None
+    assert sample_outputs(ritz.Risk(Shared(3, 2), CE(), [batch])).input_norm2 is None
 
 
 def test_a_shuffling_loader_gives_unordered_columns():
     data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
-    assert not outputs(ritz.Risk(nn.Linear(3, 2), CE(), loader)).ordered
-    assert outputs(ritz.Risk(nn.Linear(3, 2), CE(), list(loader))).ordered
+    assert not sample_outputs(ritz.Risk(nn.Linear(3, 2), CE(), loader)).ordered
+    assert sample_outputs(ritz.Risk(nn.Linear(3, 2), CE(), list(loader))).ordered
 
 
 def test_progress_is_told_of_every_batch():
     seen = []
-    outputs(cases.problem("mlp_relu").risk(), progress=lambda done, total: seen.append(done))
+    sample_outputs(cases.problem("mlp_relu").risk(), progress=lambda done, total: seen.append(done))
     assert seen == [1, 2, 3]
 
 
@@ -180,7 +183,7 @@ def test_one_output_under_binary_cross_entropy_is_two_classes(shape):
     nn.init.ones_(model.weight)
     logits, labels = [40.0, -1.0, 0.5, -30.0], [1, 1, 0, 0]
     y = torch.tensor(labels).double().reshape(shape)
-    found = outputs(ritz.Risk(model, BCE(), (torch.tensor(logits)[:, None], y)))
+    found = sample_outputs(ritz.Risk(model, BCE(), (torch.tensor(logits)[:, None], y)))
     assert (found.classes, found.one_logit, found.per_output) == (2, True, 0.5)
     for i, (f, label) in enumerate(zip(logits, labels, strict=True)):
         expected = truth([0.0, f], label)
@@ -189,12 +192,12 @@ def test_one_output_under_binary_cross_entropy_is_two_classes(shape):
 
 
 def test_two_outputs_are_not_one_logit():
-    found = outputs(table_risk([[1.0, 0.0]], [0]))
+    found = sample_outputs(table_risk([[1.0, 0.0]], [0]))
     assert (found.classes, found.one_logit, found.per_output) == (2, False, 1.0)
 
 
 def test_a_tie_is_not_correct_and_has_margin_zero():
-    found = outputs(table_risk([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]], [0, 1]))
+    found = sample_outputs(table_risk([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]], [0, 1]))
     assert found.margin.tolist() == [0.0, 0.0]
     assert found.correct.tolist() == [False, False]
     torch.testing.assert_close(found.slack, torch.ones(2), rtol=1e-15, atol=0)
@@ -210,7 +213,7 @@ def test_a_class_ruled_out_by_an_infinite_logit_leaves_every_number_finite():
 
     model = Masked(2, 3)
     risk = ritz.Risk(model, CE(), (torch.ones(1, 2), torch.tensor([0])))
-    found, f = outputs(risk), model(torch.ones(1, 2))[0].tolist()
+    found, f = sample_outputs(risk), model(torch.ones(1, 2))[0].tolist()
     expected = truth(f[:2], 0)
     for name in COLUMNS:
         assert float(found.need(name)) == pytest.approx(expected[name], rel=1e-12), name
@@ -222,16 +225,16 @@ def test_infinite_outputs_are_refused():
             return super().forward(x) + torch.tensor([math.inf, 0.0])
 
     with pytest.raises(NonFiniteError, match="the loss of batch 0"):
-        outputs(ritz.Risk(Blown(2, 2), CE(), (torch.ones(1, 2), torch.tensor([0]))))
+        sample_outputs(ritz.Risk(Blown(2, 2), CE(), (torch.ones(1, 2), torch.tensor([0]))))
 
 
 def test_labels_that_are_no_class_are_refused():
     with pytest.raises(ValueError, match="label 3 is not one of the 3 classes"):
-        outputs(table_risk([[1.0, 0.0, 0.0]], [3]))
+        sample_outputs(table_risk([[1.0, 0.0, 0.0]], [3]))
 
 
 def test_one_class_has_no_margin():
-    found = outputs(table_risk([[1.0], [2.0]], [0, 0]))
+    found = sample_outputs(table_risk([[1.0], [2.0]], [0, 0]))
     assert found.loss.tolist() == [0.0, 0.0]
     with pytest.raises(UnsupportedError, match="one class: there is no other"):
         found.need("margin")
@@ -239,21 +242,21 @@ def test_one_class_has_no_margin():
 
 @pytest.mark.parametrize("name", ["mlp_mse", "mlp_custom", "mlp_bce", "mlp_soft"])
 def test_a_loss_without_labels_has_no_margins(name):
-    found = outputs(cases.problem(name).risk())
+    found = sample_outputs(cases.problem(name).risk())
     assert found.margin is None
     with pytest.raises(UnsupportedError, match="needs classes and labels"):
         found.need("margin")
 
 
 def test_tokens_have_margins_and_no_input_norm():
-    found = outputs(cases.problem("language").risk())
+    found = sample_outputs(cases.problem("language").risk())
     assert len(found.margin) == int((cases.problem("language").data[1] != -100).sum())
     with pytest.raises(UnsupportedError, match="inputs that are floating tensors, one item each"):
         found.need("input_norm2")
 
 
 def test_batch_statistics_leave_no_item_a_margin_of_its_own():
-    found = outputs(cases.problem("residual_train").risk())
+    found = sample_outputs(cases.problem("residual_train").risk())
     assert found.coupled
     assert len(found.need("margin")) == 11
     with pytest.raises(UnsupportedError, match=r"BatchNorm in train mode.*mode='eval'"):
@@ -264,15 +267,15 @@ def test_an_opaque_loss_has_no_outputs():
     data = (torch.ones(3, 2),)
     risk = ritz.Risk(nn.Linear(2, 1), data=data, batch_loss=lambda model, batch: (model(batch[0]).sum(), 3))
     with pytest.raises(UnsupportedError, match="batch_loss"):
-        outputs(risk)
+        sample_outputs(risk)
 
 
 def test_what_is_not_a_risk_is_refused():
     with pytest.raises(TypeError, match=r"expected a ritz\.Risk, got Linear"):
-        outputs(nn.Linear(2, 1))
+        sample_outputs(nn.Linear(2, 1))
 
 
 def test_every_column_is_float64_on_the_host():
-    found = outputs(table_risk(LOGITS, [0] * len(LOGITS), torch.float32))
+    found = sample_outputs(table_risk(LOGITS, [0] * len(LOGITS), torch.float32))
     assert isinstance(found, Outputs)
     assert {getattr(found, name).dtype for name in (*COLUMNS, "input_norm2")} == {torch.float64}

@@ -10,7 +10,7 @@ from torch import nn
 import ritz
 from ritz.measures.registry import MEASURES, resolve
 from ritz.measures.row import EVERY
-from ritz.measures.transforms import TRANSFORMS
+from ritz.measures.transforms.moves import TRANSFORMS
 
 # what the layers of a network of test size are too small for
 NEEDS_WIDE_LAYERS = {"layer_alpha", "layer_alpha_hat", "layer_spikes"}

@@ -53,7 +53,7 @@ class Measurement(Mapping[str, Estimate]):
         (['trace'], True)
         >>> m["metric_a"]
         Traceback (most recent call last):
-        KeyError: "metric_a was not asked for; there are: trace"
+        KeyError: 'metric_a was not asked for; there are: trace'
     """
 
     estimates: Mapping[str, Estimate]

@@ -47,7 +47,7 @@ class Outputs:
         >>> model = torch.nn.Linear(1, 2, bias=False)
         >>> _ = torch.nn.init.zeros_(model.weight)
         >>> risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), (torch.ones(1, 1), torch.tensor([0])))
-        >>> found = outputs(risk)
+        >>> found = sample_outputs(risk)
         >>> found.margin.item(), found.impurity.item(), found.slack.item()
         (0.0, 0.5, 1.0)
     """
@@ -112,7 +112,7 @@ class Outputs:
 _COLUMNS = tuple(f.name for f in fields(Outputs) if f.type not in (bool, int))
 
 
-def outputs(risk: Risk, *, progress: Progress | None = None) -> Outputs:
+def sample_outputs(risk: Risk, *, progress: Progress | None = None) -> Outputs:
     """One forward pass over the data; softmax and what follows in float64.
 
     Raises:

@@ -13,13 +13,9 @@ from ..estimators.trace import trace
 from ..operators.gauss_newton import GGN
 from ..results import Estimate, affine, derived
 from ..tables import Table
-from . import bounds, certify, flatness, gap, margins, minibatch, norms, pacbayes, posterior, sharpness
-from .last_layer import aceht_features
-from .layer_margins import layer_margins
-from .layer_spectra import LayerSpectra, layer_spectra
-from .path_norm import path_norm
+from . import gap, margins, norms, pacbayes, sharpness
 from .row import EVERY, NONE, ORDER, SAME_FUNCTION, Measure
-from .search import Norm
+from .sharpness.ascent import Norm
 from .subject import Subject
 
 
@@ -113,8 +109,8 @@ def _metric_a(s: Subject, convention: pacbayes.MetricConvention) -> Estimate:
     return pacbayes.metric_a(s.spectrum.trace, s.weight_norm, s.risk.dim, convention=convention)
 
 
-def _layer_spectra(s: Subject) -> LayerSpectra:
-    return s.once("layer spectra", lambda: layer_spectra(s.risk))
+def _layer_spectra(s: Subject) -> norms.LayerSpectra:
+    return s.once("layer spectra", lambda: norms.layer_spectra(s.risk))
 
 
 def _spectral_norms(s: Subject) -> Estimate:
@@ -123,7 +119,7 @@ def _spectral_norms(s: Subject) -> Estimate:
 
 def _sigma(s: Subject, adaptive: bool = False) -> Estimate:
     name = "adaptive sigma search" if adaptive else "sigma search"
-    return s.once(name, lambda: posterior.sigma_search(s.risk, adaptive=adaptive, seed=s.settings.seed))
+    return s.once(name, lambda: pacbayes.sigma_search(s.risk, adaptive=adaptive, seed=s.settings.seed))
 
 
 def _prior_shift(s: Subject) -> float:
@@ -219,7 +215,7 @@ MEASURES = _table(
     ),
     Measure(
         key="path_norm", formula="sum over paths of prod w^2", convention="squared weights, biases too",
-        source="Neyshabur et al. 2015", family="norms", cost="weights", compute=lambda s: path_norm(s.risk),
+        source="Neyshabur et al. 2015", family="norms", cost="weights", compute=lambda s: norms.path_norm(s.risk),
         unchanged=SAME_FUNCTION, reading="a norm of the function's paths, blind to where a factor sits",
     ),
     Measure(
@@ -294,29 +290,29 @@ MEASURES = _table(
     Measure(
         key="taylor_average", formula="rho^2 Tr H / (2 P)", convention=f"rho = {RHO}; part 'worst': rho^2 lambda_1 / 2",
         source="seeds 000 and 002, equation 1, with its missing half", family="sharpness", cost="Hessian",
-        compute=lambda s: flatness.taylor_shift(s.spectrum, RHO),
+        compute=lambda s: sharpness.taylor_shift(s.spectrum, RHO),
         reading="mean rise of the loss on a sphere, by Taylor",
     ),
     Measure(
         key="epsilon_quadratic", formula="lambda_1 epsilon^2 / (2 (1 + L))", convention=f"epsilon = {EPSILON}, l2 ball",
         source="Dinh et al. 2017, section 2", family="sharpness", cost="Hessian",
-        compute=lambda s: flatness.epsilon_sharpness_quadratic(s.spectrum.lambda_max, s.loss, EPSILON),
+        compute=lambda s: sharpness.epsilon_sharpness_quadratic(s.spectrum.lambda_max, s.loss, EPSILON),
         reading="epsilon-sharpness if the loss were quadratic",
     ),
     Measure(
         key="stability_limit", formula="2 / lambda_1", convention="a step size", source="seed 000, section 4",
-        family="sharpness", cost="Hessian", compute=lambda s: flatness.stability_limit(s.spectrum.lambda_max),
+        family="sharpness", cost="Hessian", compute=lambda s: sharpness.stability_limit(s.spectrum.lambda_max),
         better="higher", reading="the largest step that gradient descent can take here",
     ),
     Measure(
         key="top_log_product", formula="sum_{i <= 10} log lambda_i", convention="largest ten, positive ones only",
         source="Wu, Zhu and E 2017", family="sharpness", cost="search", gradients=500.0,
-        compute=lambda s: flatness.top_log_product(s.eigenpairs), reading="log volume across the steep directions",
+        compute=lambda s: sharpness.top_log_product(s.eigenpairs), reading="log volume across the steep directions",
     ),
     Measure(
         key="layer_spectral_norm", formula="max_l ||H_ll||", convention="diagonal blocks, module by module",
         source="per layer", family="sharpness", cost="search", gradients=300.0,
-        compute=lambda s: flatness.layer_spectral_norms(s.hessian, seed=s.settings.seed, progress=s.report),
+        compute=lambda s: sharpness.layer_spectral_norms(s.hessian, seed=s.settings.seed, progress=s.report),
         reading="which layer is sharp: see the parts",
     ),
     Measure(
@@ -346,13 +342,13 @@ MEASURES = _table(
     Measure(
         key="relative_flatness", formula="sum_{s,t} <w_s, w_t> Tr H_st", convention="last linear layer, rows w_s",
         source="Petzka et al. 2021", family="sharpness", cost="search", gradients=40.0, unchanged=SAME_FUNCTION,
-        compute=lambda s: flatness.relative_flatness(s.risk, seed=s.settings.seed),
+        compute=lambda s: sharpness.relative_flatness(s.risk, seed=s.settings.seed),
         reading="curvature of one layer in units of its own weights",
     ),
     Measure(
         key="fisher_rao", formula="(D + 1)^2 mean_i <S - e_y, f>^2", convention="D linear layers; squared norm",
         source="Liang et al. 2019", family="sharpness", cost="forward", unchanged=SAME_FUNCTION,
-        compute=lambda s: flatness.fisher_rao_norm(s.risk), reading="<w, F w> for networks without biases",
+        compute=lambda s: sharpness.fisher_rao_norm(s.risk), reading="<w, F w> for networks without biases",
     ),
     Measure(
         key="epsilon_sharpness", formula="(max_box L - L) / (1 + L)",
@@ -435,7 +431,7 @@ MEASURES = _table(
     Measure(
         key="metric_a_minibatch", formula="||w|| / 2 + Tr H_b / P", convention="one batch of 128; error over samples",
         source="seed 002, section 5", family="PAC-Bayes", cost="backward", gradients=0.1,
-        compute=lambda s: minibatch.minibatch_metric(s.risk, seed=s.settings.seed),
+        compute=lambda s: pacbayes.minibatch_metric(s.risk, seed=s.settings.seed),
         reading="metric a at the cost of one training step",
     ),
     Measure(
@@ -479,7 +475,7 @@ MEASURES = _table(
     Measure(
         key="expected_loss", formula="E L(w + u), u ~ N(0, 0.01^2 I)", convention="sampled, antithetic pairs",
         source="seed 002, left side of equation 8", family="PAC-Bayes", cost="search", gradients=10.0,
-        compute=lambda s: posterior.expected_loss(s.risk, DEVIATION, seed=s.settings.seed, progress=s.report),
+        compute=lambda s: pacbayes.expected_loss(s.risk, DEVIATION, seed=s.settings.seed, progress=s.report),
         reading="the loss of the network with noisy weights",
     ),
     Measure(
@@ -495,33 +491,33 @@ MEASURES = _table(
     ),
     Measure(
         key="pacbayes_flatness", formula="1 / sigma^2", convention="isotropic noise", source="Jiang et al. 2020",
-        family="PAC-Bayes", cost="search", compute=lambda s: bounds.pacbayes_flatness(_sigma(s)),
+        family="PAC-Bayes", cost="search", compute=lambda s: pacbayes.pacbayes_flatness(_sigma(s)),
         reading="small is called flat",
     ),
     Measure(
         key="pacbayes_orig", formula="sqrt((||w||^2 / (4 sigma^2) + log(N / sigma) + 10) / N)", convention="from 0",
         source="Jiang et al. 2020, equation 49", family="PAC-Bayes", cost="search",
-        compute=lambda s: bounds.pacbayes_orig(_sigma(s), s.weights, s.risk.num_samples),
+        compute=lambda s: pacbayes.pacbayes_orig(_sigma(s), s.weights, s.risk.num_samples),
         reading="a bound up to constants, vacuous above 1",
     ),
     Measure(
         key="pacbayes_init", formula="sqrt((||w - w_0||^2 / (4 sigma^2) + log(N / sigma) + 10) / N)",
         convention="from the start of training", source="Jiang et al. 2020, equation 48", family="PAC-Bayes",
         cost="search", needs=frozenset({"init"}), unchanged=NONE,
-        compute=lambda s: bounds.pacbayes_init(_sigma(s), s.weights, s.start, s.risk.num_samples),
+        compute=lambda s: pacbayes.pacbayes_init(_sigma(s), s.weights, s.start, s.risk.num_samples),
         reading="a bound up to constants, vacuous above 1",
     ),
     Measure(
         key="pacbayes_mag_orig", formula="the same, noise and prior in proportion to |w_i|", convention="from 0",
         source="Jiang et al. 2020, equation 57", family="PAC-Bayes", cost="search",
-        compute=lambda s: bounds.pacbayes_mag_orig(_sigma(s, adaptive=True), s.weights, s.risk.num_samples),
+        compute=lambda s: pacbayes.pacbayes_mag_orig(_sigma(s, adaptive=True), s.weights, s.risk.num_samples),
         reading="a bound up to constants, vacuous above 1",
     ),
     Measure(
         key="pacbayes_mag_init", formula="the same, noise and prior in proportion to |w_i - w_0i|",
         convention="from the start of training", source="Jiang et al. 2020, equation 56", family="PAC-Bayes",
         cost="search", needs=frozenset({"init"}), unchanged=NONE,
-        compute=lambda s: bounds.pacbayes_mag_init(
+        compute=lambda s: pacbayes.pacbayes_mag_init(
             _sigma(s, adaptive=True), s.weights, s.start, s.risk.num_samples
         ),
         reading="a bound up to constants, vacuous above 1",
@@ -530,7 +526,7 @@ MEASURES = _table(
         key="certificate", formula="kl^-1(error of N(w, sigma^2 I), (KL + ln ...) / N)", convention="holds with 94 %",
         source="Dziugaite and Roy 2017", family="PAC-Bayes", cost="search", gradients=40.0, needs=frozenset({"init"}),
         unchanged=NONE,
-        compute=lambda s: certify.certificate(
+        compute=lambda s: pacbayes.certificate(
             s.risk, s.start, sigma=_sigma(s), seed=s.settings.seed, progress=s.report
         ),
         reading="a true bound on the error of the noisy network; 1 says nothing",
@@ -589,7 +585,7 @@ MEASURES = _table(
     Measure(
         key="layer_margin", formula="(f_y - f_j) / (||grad_h (f_y - f_j)|| spread(h))", source="Jiang et al. 2019",
         convention="mean over layers of the median; j the runner-up", family="margins", cost="backward", gradients=2.0,
-        better="higher", unchanged=EVERY, compute=lambda s: layer_margins(s.risk, progress=s.report).median,
+        better="higher", unchanged=EVERY, compute=lambda s: margins.layer_margins(s.risk, progress=s.report).median,
         reading="distance to the boundary in units of the spread of the layer",
     ),
     Measure(
@@ -597,7 +593,7 @@ MEASURES = _table(
         convention="h the input of the last layer",
         source="seed 003, proposition 3.1", family="margins", cost="forward",
         unchanged=frozenset({"batchnorm", "permute"}),
-        compute=lambda s: aceht_features(s.risk), reading="exactly the trace of the last layer's block of H",
+        compute=lambda s: margins.aceht_features(s.risk), reading="exactly the trace of the last layer's block of H",
     ),
     Measure(
         key="confidence", formula="mean_i max_j S_ij", convention="training data", source="seed 003, section 3.1",

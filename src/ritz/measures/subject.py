@@ -15,7 +15,7 @@ from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..risk import Risk
 from ..space import row_norms
-from .outputs import Outputs, outputs
+from .outputs import Outputs, sample_outputs
 
 T = TypeVar("T")
 Report = Callable[[int, int], None]  # (done, total) of the run now under way
@@ -99,7 +99,7 @@ class Subject:
     @property
     def outputs(self) -> Outputs:
         """One forward pass over the training data."""
-        return self.once("forward pass", lambda: outputs(self.risk))
+        return self.once("forward pass", lambda: sample_outputs(self.risk))
 
     @property
     def test_outputs(self) -> Outputs:
@@ -111,7 +111,7 @@ class Subject:
         test = self.test
         if test is None:
             raise ValueError("this needs test data: pass test=")
-        return self.once("forward pass over test data", lambda: outputs(test))
+        return self.once("forward pass over test data", lambda: sample_outputs(test))
 
     @property
     def num_items(self) -> int:

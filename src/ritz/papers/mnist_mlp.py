@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..batches import isolated_rng
 from ..estimators.spectrum import spectrum
 from ..measures.gap import gap, on_test_data, on_training_data
-from ..measures.outputs import Outputs, outputs
+from ..measures.outputs import Outputs, sample_outputs
 from ..operators.base import full_precision
 from ..operators.hessian import Hessian
 from ..plan import Plan
@@ -320,7 +320,9 @@ def measure_rows(
     for seed, weight_decay in pairs:
         params = trained.params(seed, weight_decay)
         found = _curvature(risk.at(params), num_steps, num_probes)
-        found |= _fit(outputs(risk.at(params)), {name: outputs(r.at(params)) for name, r in held_out.items()})
+        found |= _fit(
+            sample_outputs(risk.at(params)), {name: sample_outputs(r.at(params)) for name, r in held_out.items()}
+        )
         named = {key: replace(found[key], name=key, convention=MEANING[key]) for key in MEANING}
         rows.append(Row(seed=seed, weight_decay=weight_decay, values=MappingProxyType(named)))
         if progress is not None:

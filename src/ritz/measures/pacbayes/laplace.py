@@ -1,0 +1,374 @@
+"""PAC-Bayes by a quadratic: seed 002's metric and equations 6 to 9 as printed, and the Laplace KL that they stand for.
+
+Everything here is a closed form of a spectrum, a weight norm and a few numbers. Prior N(0, sigma^2 I); the Laplace
+posterior of N items with mean loss L and curvature H is N(w, (N H + I / sigma^2)^-1), so that with c = N sigma^2
+
+    2 KL            =  |w|^2 / sigma^2  +  sum_i [ log(1 + c l_i) - c l_i / (1 + c l_i) ]
+    2 log evidence  =  - 2 N L  -  |w|^2 / sigma^2  -  sum_i log(1 + c l_i)
+
+Seed 002 takes N(w, H^-1) instead, without the N and without the prior's share, and puts Tr H where Tr H^-1 belongs.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ...estimators.quantities import Spectrum
+from ...intervals import Affine, ChiSquare, IntervalRule, StudentT, matched_dof
+from ...results import Estimate, affine
+
+MetricConvention = Literal["table", "eq7"]
+
+
+def metric_a(
+    trace: Estimate, weight_norm: float, dim: int, *, convention: MetricConvention = "table", **fields: Any
+) -> Estimate:
+    """The approximate metric `a` of seed 002, in one of two conventions that rank solutions differently.
+
+        table    a = |w| / 2 + Tr H / P          what the tables of seed 002 hold
+        eq7      a = Tr H + |w|^2 / 2            equation 7
+
+    On the MLP of seed 002 half the weight norm, not squared, gives the printed column to its last digit, and Tr H / P
+    (at most 0.02) is too small to tell whether it was added. Equation 7 with the tables' traces and |w| = 2 a ranks
+    weight decay 5e-4 behind 1e-4 in three tables of four.
+
+    Args:
+        trace: Tr H, not divided by P.
+        weight_norm: |w|, not squared.
+        dim: P.
+        convention: "table" or "eq7".
+        fields: Of the `Estimate`, to replace its own.
+
+    Example:
+        >>> trace = Estimate(name="trace", value=181.0, stderr=5.0)
+        >>> round(metric_a(trace, 15.2, 9960).value, 2), round(metric_a(trace, 15.2, 9960, convention="eq7").value, 1)
+        (7.62, 296.5)
+    """
+    check_convention(convention)
+    _check(weight_norm=weight_norm, dim=dim)
+    if convention == "table":
+        scale, offset, text = 1 / dim, weight_norm / 2, "||w|| / 2 + Tr H / P, as in the tables of seed 002"
+    else:
+        scale, offset, text = 1.0, weight_norm**2 / 2, "Tr H + ||w||^2 / 2, equation 7 of seed 002"
+    told = f"{text}; {trace.convention}" if trace.convention else text
+    return affine(trace, scale, offset, **{"name": "metric a", "convention": told, **fields})
+
+
+def check_convention(convention: str) -> None:
+    """Refuse what is not a convention of the metric.
+
+    Example:
+        >>> check_convention("eq6")
+        Traceback (most recent call last):
+        ValueError: convention must be 'table' or 'eq7', got 'eq6'
+    """
+    if convention not in get_args(MetricConvention):
+        raise ValueError(f"convention must be 'table' or 'eq7', got {convention!r}")
+
+
+# ------------------------------------------------------------------------------- the equations as printed
+
+
+def kl_eq6(spectrum: Spectrum, weight_norm: float, sigma: float = 1.0, *, shift: float) -> Estimate:
+    """Equation 6 of seed 002 as printed, [Tr H + |w|^2] / (2 sigma^2) + log|H + shift I| / 2, constants dropped.
+
+    It is not a Kullback-Leibler divergence. For q = N(w, H^-1) and p = N(0, sigma^2 I) the first term is Tr H^-1, which
+    grows where the posterior is wide; Tr H does not, and even with the dropped constants put back the value is negative
+    for H = h I, w = 0, sigma = 1 and any h < 1: P (h - 1 + log h) / 2. See `laplace_kl`.
+
+    Args:
+        spectrum: Of H.
+        weight_norm: |w|, not squared.
+        sigma: Standard deviation of the prior.
+        shift: Added to H in the logarithm: a network's H is singular, and log|H| is -infinity.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(0.5 * torch.eye(2, dtype=torch.float64)))
+        >>> round(kl_eq6(s, 0.0, shift=1e-9).value, 4)  # (2 * 0.5) / 2 + log 0.5
+        -0.1931
+    """
+    _check(weight_norm=weight_norm, sigma=sigma)
+    text = f"(Tr H + ||w||^2) / (2 sigma^2) + log|H + {shift:g} I| / 2, sigma = {sigma:g}, equation 6 of seed 002"
+    terms = [(0.5 / sigma**2, spectrum.trace), (0.5, spectrum.logdet(shift))]
+    return _combined("KL, equation 6", terms, weight_norm**2 / (2 * sigma**2), text, spectrum)
+
+
+def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shift: float) -> Estimate:
+    """Equation 8 of seed 002 as printed: sum_i log p(y_i | x_i, w) + (P / 2) log 2 pi - log|H + shift I| / 2.
+
+    It stands there for E_q sum_i log p, but is the logarithm of the integral of the likelihood over a quadratic valley.
+    The expectation itself, sampled, is -N times `expected_loss`.
+
+    Args:
+        spectrum: Of H.
+        loss: L, the mean of -log p over the items.
+        num_samples: N.
+        shift: See `kl_eq6`.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(2 * torch.eye(1, dtype=torch.float64)))
+        >>> round(empirical_risk_eq8(s, 0.5, 10, shift=1e-9).value, 4)  # -5 + log(2 pi) / 2 - log(2) / 2
+        -4.4276
+    """
+    _check(loss=loss, num_samples=num_samples)
+    text = f"-N L + (P / 2) log 2 pi - log|H + {shift:g} I| / 2, equation 8 of seed 002"
+    offset = -num_samples * loss + spectrum.dim / 2 * math.log(2 * math.pi)
+    return _combined("empirical risk, equation 8", [(-0.5, spectrum.logdet(shift))], offset, text, spectrum)
+
+
+def metric_g_eq9(
+    spectrum: Spectrum, loss: float, weight_norm: float, num_samples: int, sigma: float = 1.0, *, shift: float
+) -> Estimate:
+    """The metric `g`, equation 9 of seed 002; larger is better. No value of it is printed there.
+
+        g = sum_i log p(y_i | x_i, w) - (1 + 1/N) log|H + shift I| / 2 - [Tr H + |w|^2] / (2 sigma^2 N)
+
+    Equation 8 less a part 1/N of equation 6, whose Tr H is as wrong here as there. The last term is read by that rule:
+    its symbols are damaged in print.
+
+    Args:
+        spectrum: Of H.
+        loss: L, the mean of -log p over the items.
+        weight_norm: |w|, not squared.
+        num_samples: N.
+        sigma: Standard deviation of the prior.
+        shift: See `kl_eq6`.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(torch.eye(2, dtype=torch.float64)))
+        >>> round(metric_g_eq9(s, 0.5, 2.0, 10, shift=1e-9).value, 4)  # -5 - 0 - (2 + 4) / 20
+        -5.3
+    """
+    _check(loss=loss, weight_norm=weight_norm, num_samples=num_samples, sigma=sigma)
+    text = (
+        f"-N L - (1 + 1/N) log|H + {shift:g} I| / 2 - (Tr H + ||w||^2) / (2 sigma^2 N), sigma = {sigma:g}, equation 9 "
+        "of seed 002"
+    )
+    share = 1 / (2 * sigma**2 * num_samples)
+    terms = [(-0.5 * (1 + 1 / num_samples), spectrum.logdet(shift)), (-share, spectrum.trace)]
+    return _combined("metric g", terms, -num_samples * loss - share * weight_norm**2, text, spectrum)
+
+
+def _combined(
+    name: str, terms: Sequence[tuple[float, Estimate]], offset: float, text: str, spectrum: Spectrum
+) -> Estimate:
+    """offset + sum of scale * estimate, probe by probe: estimates of one run err together."""
+    moved = [affine(estimate, scale) for scale, estimate in terms]
+    value = offset + sum(float(e.value) for e in moved)
+    about = _about(spectrum, text)
+    if all(e.exact for e in moved):
+        return Estimate(name=name, value=value, exact=True, **about)
+    samples = offset + torch.stack([_samples(e) for e in moved]).sum(0)
+    ends = [e.bracket or (e.value, e.value) for e in moved]
+    low, high = (offset + sum(float(pair[side]) for pair in ends) for side in (0, 1))
+    # the error of a bracketed estimate is that of the wider of its ends, which its samples do not show
+    beyond = sum(float(e.stderr) - _spread(_samples(e)) for e in moved)
+    return Estimate(
+        name=name, value=value, stderr=_spread(samples) + beyond, bracket=(low, high), samples=samples,
+        rule=StudentT(len(samples) - 1), **about,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------- Laplace
+
+
+def laplace_kl(spectrum: Spectrum, weight_norm: float, num_samples: int, sigma: float = 1.0) -> Estimate:
+    """KL(q || p) of the Laplace posterior q = N(w, (N H + I / sigma^2)^-1) and the prior p = N(0, sigma^2 I).
+
+        KL = ( |w|^2 / sigma^2 + sum_i [ log(1 + c l_i) - c l_i / (1 + c l_i) ] ) / 2,    c = N sigma^2
+
+    Never negative. What equation 6 of seed 002 should say. A prior around other weights, those at the start of
+    training, has the distance from them in place of |w|.
+
+    Eigenvalues near 0 count for nothing, (c l)^2 / 2, so that a matrix whose c l_1 is beyond what `Spectrum.logdet`
+    takes is no trouble: how far round-off may move the sum is part of the bracket.
+
+    Args:
+        spectrum: Of a positive matrix, the GGN.
+        weight_norm: |w|, not squared.
+        num_samples: N, the items that the loss is a mean of.
+        sigma: Standard deviation of the prior.
+
+    Raises:
+        ValueError: If the matrix is not known to be positive.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(torch.eye(1, dtype=torch.float64)))  # q = N(1, 1/10)
+        >>> round(laplace_kl(s, 1.0, 9).value, 4)  # (1/10 + 1 - 1 + log 10) / 2
+        1.2013
+    """
+    _check(weight_norm=weight_norm, num_samples=num_samples, sigma=sigma)
+    offset = weight_norm**2 / (2 * sigma**2)
+    text = (
+        f"KL(N(w, (N H + I / sigma^2)^-1) || N(0, sigma^2 I)) in nats, N = {num_samples}, sigma = {sigma:g}, "
+        f"||w||^2 = {weight_norm**2:.6g}"
+    )
+    found = _log_sum(spectrum, num_samples * sigma**2, less_rank=True)
+    return _total("Laplace KL", 0.5, found, offset, text, spectrum, support=(offset, math.inf))
+
+
+def laplace_evidence(
+    spectrum: Spectrum, loss: float, weight_norm: float, num_samples: int, sigma: float = 1.0
+) -> Estimate:
+    """The logarithm of the evidence by Laplace's method, with a prior N(0, sigma^2 I); larger is better.
+
+        log Z = - N L(w) - |w|^2 / (2 sigma^2) - sum_i log(1 + N sigma^2 l_i) / 2
+
+    Exact for a linear network with squared error at the minimum of the regularised loss, where exp(-N L) is the
+    likelihood: with nn.MSELoss and D outputs that of noise of variance D/2, short of its constant -(N D / 2) log(pi D).
+
+    Args:
+        spectrum: Of a positive matrix, the GGN.
+        loss: L, the mean of -log p over the items.
+        weight_norm: |w|, not squared.
+        num_samples: N, the items that the loss is a mean of.
+        sigma: Standard deviation of the prior.
+
+    Raises:
+        ValueError: If the matrix is not known to be positive.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> s = ritz.spectrum(DenseOperator(torch.eye(1, dtype=torch.float64)))
+        >>> round(laplace_evidence(s, 0.1, 1.0, 9).value, 4)  # -0.9 - 0.5 - log(10) / 2
+        -2.5513
+    """
+    _check(loss=loss, weight_norm=weight_norm, num_samples=num_samples, sigma=sigma)
+    offset = -num_samples * loss - weight_norm**2 / (2 * sigma**2)
+    text = f"-N L - ||w||^2 / (2 sigma^2) - log|I + N sigma^2 H| / 2, N = {num_samples}, sigma = {sigma:g}"
+    found = _log_sum(spectrum, num_samples * sigma**2, less_rank=False)
+    return _total("Laplace evidence", -0.5, found, offset, text, spectrum, support=(-math.inf, offset))
+
+
+class _Sum(NamedTuple):
+    """A sum over eigenvalues as each probe saw it, (K,): its value, bounds on it, and the sum of squares."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    squares: Tensor
+
+
+def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
+    """sum_i f(l_i) for f = log(1 + c l), or that less c l / (1 + c l).
+
+    Both parts are functions that Gauss bounds from above and Gauss-Radau from below, as the logarithm is.
+    """
+    _refuse_indefinite(spectrum)
+
+    def log(t: Tensor) -> Tensor:
+        return (scale * t.clamp(min=0)).log1p()  # below 0 there is only round-off
+
+    def rank(t: Tensor) -> Tensor:
+        return 1 - 1 / (1 + scale * t.clamp(min=0)) if less_rank else torch.zeros_like(t)
+
+    def f(t: Tensor) -> Tensor:
+        return log(t) - rank(t)
+
+    # f rises, and by Weyl round-off moves no eigenvalue by more than its own norm
+    noise = spectrum.noise * float(spectrum.spectral_norm.value)
+
+    def fall(t: Tensor) -> Tensor:
+        return f(t) - f(t - noise)
+
+    def rise(t: Tensor) -> Tensor:
+        return f(t.clamp(min=0) + noise) - f(t)
+
+    head = f(spectrum.head).sum()
+    down, up = head - fall(spectrum.head).sum(), head + rise(spectrum.head).sum()
+    if spectrum.tail is None:
+        return _Sum(head[None], down[None], up[None], f(spectrum.head).square().sum()[None])
+    gauss, radau = spectrum.tail.gauss(), spectrum.tail.radau(min(0.0, float(spectrum.lambda_min.value)))
+    left = spectrum.dim - len(spectrum.head)
+    lost, gained = _coupling(spectrum, scale, less_rank)
+    low = left * (radau.integrate(log) - gauss.integrate(rank) - gauss.integrate(fall)) - lost
+    high = left * (gauss.integrate(log) - radau.integrate(rank) + gauss.integrate(rise)) + gained
+    squares = left * gauss.integrate(lambda t: f(t).square())
+    return _Sum(head + left * gauss.integrate(f), down + low, up + high, squares)
+
+
+def _coupling(spectrum: Spectrum, scale: float, less_rank: bool) -> tuple[float, float]:
+    """How much less and how much more the sum may be than that of the locked pairs and the rest, each by itself.
+
+    For positive H with residual rows r_i of locked values t_i: leaving the coupling out raises log det(I + c H) by at
+    most sum_i log(1 + c^2 |r_i|^2 / (1 + c t_i)) (Schur complement, Hadamard), and the soft rank by no more than the
+    number of locked pairs (interlacing). For their difference f, |f''| <= 1 bounds the change by c^2 sum_i |r_i|^2.
+    """
+    squares = scale**2 * spectrum.head_residuals.square()
+    lost = float((squares / (1 + scale * spectrum.head.clamp(min=0))).log1p().sum())
+    return lost, min(float(len(spectrum.head)), float(squares.sum())) if less_rank else 0.0
+
+
+def _total(
+    name: str, factor: float, found: _Sum, offset: float, text: str, spectrum: Spectrum, support: tuple[float, float]
+) -> Estimate:  # fmt: skip
+    """offset + factor * the sum."""
+    samples, *sides = (offset + factor * each for each in (found.value, found.low, found.high))
+    low, high = sorted(float(side.mean()) for side in sides)
+    about = {"bracket": (low, high), "support": support, **_about(spectrum, text)}
+    if spectrum.tail is None:
+        return Estimate(name=name, value=float(samples), exact=True, **about)
+    num = len(samples)
+    rule: IntervalRule = StudentT(num - 1)
+    if not spectrum.ends:  # no outliers locked: a skewed mean of positive forms
+        dof = matched_dof(num, float(found.value.mean()), float(found.squares.mean()), spectrum.dim)
+        rule = Affine(ChiSquare(dof), factor, offset)
+    stderr = max(_spread(each) for each in (samples, *sides))
+    return Estimate(name=name, value=float(samples.mean()), stderr=stderr, samples=samples, rule=rule, **about)
+
+
+# --------------------------------------------------------------------------------------------- within
+
+
+def _about(spectrum: Spectrum, text: str) -> dict[str, Any]:
+    return {
+        "products": spectrum.products,
+        "seed": spectrum.seed,
+        "stop": spectrum.stop,
+        "convention": f"{text}; {spectrum.convention}",
+    }
+
+
+def _samples(estimate: Estimate) -> Tensor:
+    """What each probe gave; of an exact estimate, its value."""
+    return torch.as_tensor(estimate.value if estimate.samples is None else estimate.samples).double()
+
+
+def _spread(samples: Tensor) -> float:
+    """Standard error of the mean; NaN for one probe, 0 for an exact value."""
+    if samples.ndim == 0:
+        return 0.0
+    return float(samples.std() / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
+
+
+def _refuse_indefinite(spectrum: Spectrum) -> None:
+    """Refuse a matrix that is not positive by construction and was not seen in full to be."""
+    low, norm = float(spectrum.lambda_min.value), float(spectrum.spectral_norm.value)
+    if spectrum.positive or (spectrum.tail is None and low >= -64 * spectrum.noise * norm):
+        return
+    raise ValueError(
+        f"a Laplace posterior needs a positive matrix, and this one is not known to be: its smallest Ritz value is "
+        f"{low:.3g} ({spectrum.convention}); use ritz.spectrum(ritz.GGN(risk))"
+    )
+
+
+def _check(**numbers: float) -> None:
+    """Refuse numbers that cannot be what they are named."""
+    for name, value in numbers.items():
+        if name in ("dim", "num_samples"):
+            good, wanted = value >= 1, "at least 1"
+        elif name == "sigma":
+            good, wanted = 0 < value < math.inf, "positive and finite"
+        elif name == "weight_norm":
+            good, wanted = 0 <= value < math.inf, "a norm, not negative and finite"
+        else:
+            good, wanted = math.isfinite(value), "finite"
+        if not good:
+            raise ValueError(f"{name} must be {wanted}, got {value}")

@@ -1,0 +1,108 @@
+"""The metric of seed 002 from one mini-batch, with an error bar that one probe cannot have."""
+
+import torch
+from torch import Tensor
+
+from ...batches import Batch
+from ...errors import UnsupportedError
+from ...estimators.squares import SquaredGradients, sample_weights
+from ...linearity import multi_affine
+from ...losses import Loss
+from ...operators.base import full_precision
+from ...reducers import Concat
+from ...results import Estimate
+from ...risk import Params, Risk
+from ...space import random_uniform, row_norms
+from ..gap import bootstrapped
+from .laplace import MetricConvention, check_convention, metric_a
+
+_MOST_ROOTS = 1 << 30  # elements of all cotangents of a batch; beyond it labels are drawn
+
+
+@full_precision()
+def minibatch_metric(
+    risk: Risk, batch_size: int = 128, seed: int = 0, *, convention: MetricConvention = "table"
+) -> Estimate:
+    """The metric `a` of seed 002 from one mini-batch, at the cost of about one step of training, with an error bar.
+
+    One Hutchinson probe has no variance of its own. Samples have: for a network that is affine in each single weight,
+    with roots r_c of the Hessian of a sample's loss in its outputs, sum_c r_c r_c', and random signs s_c,
+
+        Tr H = E_i E_s | sum_c s_c J_i' r_c |^2
+
+    is a mean over samples that one backward pass gives for a whole batch, without bias (equation 11). Labels drawn from
+    the model in place of signs have that mean too, but where the network is sure it comes from labels so rare that a
+    batch of 128 hardly sees one (fitted to handwritten digits, their 95 % interval covers 11 % of the time, that of
+    signs 92 %). They serve where a sample has too many outputs for signs. Where the network is curved the trace is that
+    of the GGN.
+
+    Args:
+        risk: The solution; its data is sampled without replacement.
+        batch_size: Samples; all of them where there are fewer.
+        seed: Of the batch and of the signs.
+        convention: See `metric_a`.
+
+    Raises:
+        UnsupportedError: If samples have no curvature of their own (batch statistics, an opaque loss).
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> X, y = torch.tensor([[1.0, 2.0], [2.0, 1.0], [-1.0, 2.0]]), torch.zeros(3, 1)
+        >>> a = minibatch_metric(ritz.Risk(model, torch.nn.MSELoss(), (X, y)), convention="eq7")
+        >>> round(a.value, 4), a.parts["trace"].value  # Tr H = 2 |x|^2, the same for all three
+        (11.0, 10.0)
+    """
+    check_convention(convention)
+    loss = risk.output_loss
+    if not risk.splittable:
+        raise UnsupportedError(
+            "with batch statistics or dropout a sample has no curvature of its own; use mode='eval' without dropout"
+        )
+    size = min(batch_size, risk.num_samples)
+    if size < 2:
+        raise ValueError(f"an error bar over samples needs at least 2 of them, got batch_size={batch_size} of {size}")
+    part = risk.on([risk.batches.sample(1, size, seed)[0].data])
+    part.check()
+    squares, how = SquaredGradients(part), ""
+
+    def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        def cotangents(out: Tensor) -> list[Tensor]:
+            nonlocal how
+            cotangent, how = _random_root(loss, out, batch, seed)
+            return [cotangent[None]]
+
+        found, out = squares(params, batch, cotangents)
+        weight = sample_weights(loss, out, batch).double()
+        return torch.stack([found.sum(1), weight], dim=1), weight.sum()
+
+    totals, weight = part.fold(forms, Concat()).cpu().unbind(1)
+    trace = float(totals.sum() / weight.sum())
+    # the influence of each sample on the ratio: their mean is the trace, their spread its error
+    samples = trace + size * (totals - trace * weight) / weight.sum()
+    linearity = multi_affine(part)
+    matrix = "Tr H = Tr GGN" if linearity.holds else f"Tr GGN, not Tr H ({linearity.reason})"
+    text = f"{matrix}, one backward pass with {how}, {size} of the samples; {risk.convention()}"
+    estimate = bootstrapped("trace", samples, seed=seed, convention=text)
+    norm = float(row_norms(risk.space.join(risk.params())[None].double()))
+    told = {"seed": seed, "products": 1, "parts": {"trace": estimate}}
+    return metric_a(estimate, norm, risk.dim, convention=convention, **told)
+
+
+def _random_root(loss: Loss, out: Tensor, batch: Batch, seed: int) -> tuple[Tensor, str]:
+    """A cotangent c (*out.shape), independent between samples, with E[c c'] the loss Hessian; and how it was made."""
+
+    def uniforms(count: int, stream: str) -> Tensor:
+        start = batch.start * (count // batch.size)  # keyed by place: the same however a batch is cut
+        return random_uniform(count, ("random root", seed, stream), out.device, start)
+
+    num = loss.num_roots(out, batch.data)
+    if num * out.numel() > _MOST_ROOTS:
+        return loss.draw(out, batch.data, uniforms), "drawn labels"
+    signs = torch.where(uniforms(num * len(out), "sign") < 0.5, -1.0, 1.0).reshape(len(out), num).T.to(out)
+    total, done = torch.zeros_like(out), 0
+    for stack in loss.roots(out, batch.data, 64):
+        own = signs[done : done + len(stack)]
+        total += (own.reshape(*own.shape, *[1] * (out.ndim - 1)) * stack).sum(0)
+        done += len(stack)
+    return total, "random signs"

@@ -1,0 +1,28 @@
+"""Other weights, the same function: reparametrisations that a measure of generalisation ought not to see.
+
+    rescale             W, b of a layer times c, the next W through c                    Dinh et al. 2017, section 3
+    rescale_batchnorm   W, b before a BatchNorm times c, its statistics with them        the function is the same
+    permute             hidden units in another order                                    the function is the same
+    scale_output        last layer times alpha: f -> alpha f                             seed 003, section 5, T_alpha
+    scale_layers        W_l times alpha^(1/L), b_l times alpha^(l/L): f -> alpha f       seed 003, section 5, T_alpha
+
+Each takes a `Risk` and gives one at other weights; the model itself stays as it is. Where a transform applies is found
+by tracing the network (`tape`), and then checked: the outputs on the first batch, in the mode of the risk, must be
+the same (or alpha times as large) to round-off. Parameters that are frozen or not chosen are moved too where they have
+to be: `risk.names` says in which directions curvature is taken, not which network is studied.
+"""
+
+from .joints import Joint, joints
+from .moves import TRANSFORMS, Transform, permute, rescale, rescale_batchnorm, scale_layers, scale_output
+
+__all__ = [
+    "TRANSFORMS",
+    "Joint",
+    "Transform",
+    "joints",
+    "permute",
+    "rescale",
+    "rescale_batchnorm",
+    "scale_layers",
+    "scale_output",
+]
