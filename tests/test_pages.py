@@ -33,9 +33,18 @@ def test_links_within_the_repository_lead_somewhere(path):
 def test_the_reference_names_everything_public():
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     known = set(re.findall(r"\w+", text))
-    public = {*ritz.__all__, *ritz.operators.__all__}
+    public = {*ritz.__all__, *ritz.operators.__all__, *ritz.measures.__all__, *ritz.transforms.__all__}
+    public |= set(ritz.landscape.__all__) - {"Interpolation", "Line", "Plane", "Joint", "Transform"}
+    public -= {"Joint", "Transform"}
     of_spectrum = {name for name, value in vars(Spectrum).items() if isinstance(value, property)}
     assert not (public | of_spectrum) - known - {"num_steps", "num_probes"}
+
+
+@pytest.mark.parametrize("family", sorted({row.family for row in ritz.measures.MEASURES.values()}))
+def test_the_page_of_measures_has_the_table_of_each_family(family):
+    """Written from the registry: print(ritz.measures.catalogue(family).markdown())."""
+    page = (ROOT / "docs" / "measures.md").read_text(encoding="utf-8")
+    assert ritz.measures.catalogue(family).markdown() in page
 
 
 def test_the_picture_of_the_readme_is_small():

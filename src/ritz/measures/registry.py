@@ -214,7 +214,7 @@ MEASURES = _table(
         reading="a margin bound when divided by the margin; loose on deep networks",
     ),
     Measure(
-        key="path_norm", formula="sum over paths of prod w^2", convention="squared weights, biases too",
+        key="path_norm", formula="sqrt(sum over paths of prod w^2)", convention="squared weights, biases too",
         source="Neyshabur et al. 2015", family="norms", cost="weights", compute=lambda s: norms.path_norm(s.risk),
         unchanged=SAME_FUNCTION, reading="a norm of the function's paths, blind to where a factor sits",
     ),
