@@ -37,7 +37,8 @@ def python_blocks(markdown: str) -> str:
 
 def run(script: Path, folder: Path) -> None:
     """Run a program as a reader would: in a new interpreter, in an empty folder, without a screen."""
-    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    # one thread: on a busy machine two of them wait for each other over matrices this small
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MPLBACKEND": "Agg"}
     result = subprocess.run(
         [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
     )

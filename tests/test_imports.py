@@ -41,8 +41,9 @@ ALLOWED = {
     "rmt": RESULTS,
     "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators "
     "krylov estimators rmt",
+    "transforms": "measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": f"{RESULTS} comm reducers space plan losses layers batches risk operators krylov estimators rmt",
+    "optim": f"{RESULTS} comm reducers space plan losses layers batches modes risk operators krylov estimators rmt",
     "papers": f"{RESULTS} tables space plan losses batches risk operators krylov estimators rmt measures landscape "
     "optim",
     "report": f"{RESULTS} tables rmt measures landscape papers",

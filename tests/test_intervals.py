@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ritz.intervals import Affine, Binomial, Bootstrap, ChiSquare, StudentT
+from ritz.intervals import Affine, Binomial, ChiSquare, Exact, Reciprocal, StudentT
 from ritz.measures.gap import bootstrapped
 from ritz.results import Estimate, affine, derived, from_samples
 
@@ -32,7 +32,8 @@ def test_a_bootstrap_interval_covers_the_mean_of_skewed_losses():
 
 def test_a_bootstrap_interval_agrees_with_scipy():
     samples = torch.tensor([0.1, 0.2, 0.2, 0.4, 0.5, 0.9, 1.5, 4.0])
-    ours = bootstrapped("loss", samples, num_draws=20_000)
+    both = bootstrapped("loss", samples, num_draws=20_000)
+    ours = dataclasses.replace(both, rule=both.rule.rules[0])  # without Student t
     theirs = stats.bootstrap(
         (samples.numpy(),), lambda x, axis: x.mean(axis=axis), n_resamples=20_000, method="BCa", rng=0
     )
@@ -44,7 +45,7 @@ def test_the_same_seed_resamples_alike_and_equal_samples_need_none():
     assert bootstrapped("x", samples, seed=1) == bootstrapped("x", samples, seed=1)
     assert bootstrapped("x", samples, seed=1).interval() != bootstrapped("x", samples, seed=2).interval()
     constant = bootstrapped("x", torch.full((5,), 2.0))
-    assert not isinstance(constant.rule, Bootstrap)
+    assert isinstance(constant.rule, StudentT)
     assert constant.interval() == (2.0, 2.0)
 
 
@@ -60,6 +61,14 @@ def test_an_affine_estimate_has_the_moved_interval(scale, rule):
     assert moved.interval(0.8) == pytest.approx(tuple(ends))
     assert (moved.name, moved.stderr) == ("y", pytest.approx(abs(scale) * 0.1))
     assert isinstance(moved.rule, StudentT | Affine)
+
+
+def test_a_reciprocal_has_the_interval_turned_over_at_every_level():
+    for level in (0.5, 0.95):
+        low, high = StudentT(7).interval(4.0, 0.5, (4.0, 4.0), level)
+        turned = Reciprocal(StudentT(7), 2.0).interval(0.5, 0.5 * 2 / 16, (0.5, 0.5), level)
+        assert turned == pytest.approx((2 / high, 2 / low))
+    assert Reciprocal(Exact(), 2.0).interval(0.5, 0.0, (0.4, float("inf")), 0.95) == (0.4, float("inf"))
 
 
 def test_an_affine_estimate_moves_its_samples_and_scales_its_parts():
@@ -104,6 +113,8 @@ def test_exact_estimates_enter_as_constants_and_give_an_exact_one():
     assert (both.value, both.exact, both.interval()) == (4.0, True, (4.0, 4.0))
     mixed = derived("x", lambda a, b: a * b, two, from_samples("y", torch.tensor([1.0, 3.0])))
     assert (mixed.value, mixed.stderr, mixed.exact) == (4.0, 2.0, False)
+    seeded = from_samples("y", torch.tensor([1.0, 3.0]), seed=3)
+    assert derived("x", lambda a, b: a * b, two, seeded).seed == 3
 
 
 def test_a_norm_enters_as_the_root_of_its_mean_square():

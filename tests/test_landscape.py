@@ -332,6 +332,16 @@ def test_beyond_an_end_statistics_stay_those_of_the_end():
     assert float(found.losses[-1]) == pytest.approx(float(expected))
 
 
+def test_weights_that_are_not_chosen_are_part_of_the_way():
+    whole, part = norm_risk(), norm_risk(params="3.*")
+    other, third = (conv_norm(seed).state_dict() for seed in (1, 2))
+    every, found = (interpolate(risk, other, num=3, over=0.5) for risk in (whole, part))
+    assert found.distance == pytest.approx(every.distance)
+    torch.testing.assert_close(found.losses, every.losses)
+    through = plane_through(part, other, third, num=3)
+    torch.testing.assert_close(through.points, plane_through(whole, other, third, num=3).points)
+
+
 def test_the_barrier_is_the_rise_above_the_chord():
     risk = ritz.Risk(Double(), lambda out, y: out.mean() + 0 * y.mean(), (torch.ones(2, 1), torch.ones(2, 1)))
     found = interpolate(risk, torch.tensor([-1.0]), num=21)
@@ -471,7 +481,8 @@ def test_constant_and_negative_losses_can_be_drawn(shift):
     line(risk, torch.ones(1), num=5).plot()
     model = mlp([2, 2, 1])
     risk = ritz.Risk(model, lambda out, y: shift * out.square().mean(), (torch.ones(2, 2), torch.ones(2, 1)))
-    plane(risk, random_direction(risk, 0), random_direction(risk, 1), num=3).plot()
+    ax = plane(risk, random_direction(risk, 0), random_direction(risk, 1), num=3).plot()
+    assert ax.get_xlim() == ax.get_ylim() == (-1.0, 1.0)  # where there is no contour too
 
 
 def test_progress_counts_points():

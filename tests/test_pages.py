@@ -47,6 +47,13 @@ def test_the_page_of_measures_has_the_table_of_each_family(family):
     assert ritz.measures.catalogue(family).markdown() in page
 
 
+def test_the_number_of_measures_is_the_same_everywhere():
+    number = str(len(ritz.measures.MEASURES))
+    for name in ("README.md", "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert {found for found in re.findall(r"(\d+) (?:measures|of them from one registry)", text)} == {number}
+
+
 def test_the_picture_of_the_readme_is_small():
     picture = ROOT / "docs" / "demo.png"
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import ritz
-from ritz.intervals import ChiSquare, Exact, Magnitude, RandomStart, StudentT, matched_dof
+from ritz.intervals import ChiSquare, Exact, Magnitude, RandomStart, Reciprocal, StudentT, matched_dof
 from ritz.results import Estimate, from_samples, show
 from ritz.storage import equal, save
 
@@ -171,7 +171,9 @@ def test_a_number_is_shown_to_the_digits_its_error_allows(value, stderr, text):
 def test_an_estimate_prints_its_name_and_is_a_float():
     assert str(estimate()) == "trace 3.00 +- 0.10"
     assert float(estimate()) == 3.0
+    assert estimate().shown() == "3.00 ± 0.10"
     many = estimate(name="traces", value=torch.arange(4.0), stderr=torch.full((4,), 0.5))
+    assert (many.many, many.shown()) == (True, "4 values, 0 to 3")
     assert str(many) == "traces (4,), mean 1.5, median stderr 0.5"
     assert str(estimate(name="traces", value=torch.arange(4.0), exact=True)).endswith("exact")
 
@@ -184,6 +186,7 @@ RULES = [
     ChiSquare(12.5, 3.0),
     ChiSquare(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])),
     start(locked=-math.inf),
+    Reciprocal(StudentT(3.0), 2.0),
     Magnitude(start(largest=False, locked=math.inf), start()),
 ]
 PART = estimate(name="fc.weight", value=1.0)

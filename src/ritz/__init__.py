@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, losses, measures, operators, testing
+    from ritz import errors, landscape, losses, measures, operators, testing, transforms
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ritz.krylov.eigen import top_eigenpairs
     from ritz.krylov.solve import solve
     from ritz.losses import Loss
-    from ritz.measures import transforms
     from ritz.measures.audit import audit
     from ritz.measures.compare import compare
     from ritz.measures.measure import measure
@@ -117,7 +116,7 @@ _SUBMODULES = {
     "measures": "ritz.measures",
     "operators": "ritz.operators",
     "testing": "ritz.testing",
-    "transforms": "ritz.measures.transforms",
+    "transforms": "ritz.transforms",
 }
 
 

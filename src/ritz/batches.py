@@ -109,7 +109,7 @@ class Batches:
         for batch in self._walk(seed=0):
             count = batch.start + batch.size
             if not self.trusted:
-                sums.append(_checksums(batch))
+                sums.append(checksums(batch))
             if kept is not None:
                 kept.append(batch)
                 room -= _bytes(batch.data) if self.copies else 0
@@ -125,7 +125,7 @@ class Batches:
 
         The first samples are enough for the same order: what augments or shuffles does not spare all of them.
         """
-        again = map(_checksums, self._walk(seed=1))
+        again = map(checksums, self._walk(seed=1))
         other = sums[:0]
         for part in again:
             other = torch.cat([other, part])
@@ -331,7 +331,7 @@ def _shuffled(size: int, seed: int) -> Tensor:
     return random_uniform(size, ("permutation", seed)).argsort()
 
 
-def _checksums(batch: Batch) -> Tensor:
+def checksums(batch: Batch) -> Tensor:
     """One number per sample that changes when the sample does: a fixed random weighting of its entries."""
     total = torch.zeros(batch.size, dtype=torch.float64)
     for x in tensors_of(batch.data):

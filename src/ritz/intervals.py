@@ -108,6 +108,31 @@ class Affine:
 
 
 @dataclass(frozen=True)
+class Reciprocal:
+    """The interval of scale / x for positive x and scale, from the rule of x; without an end where x may be 0.
+
+    Example:
+        >>> low, high = Reciprocal(Exact(), 2.0).interval(0.5, 0.0, (0.4, 0.5), 0.95)
+        >>> round(low, 6), round(high, 6)
+        (0.4, 0.5)
+    """
+
+    rule: IntervalRule
+    scale: float = 1.0
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Back to x, its interval, and forth again; the standard error by the delta method."""
+        own = self.over(bracket[1]), self.over(bracket[0])
+        slope = self.over(value) ** 2 / self.scale
+        low, high = self.rule.interval(self.over(value), float(stderr) * slope if stderr else 0.0, own, level)
+        return self.over(high), self.over(low)
+
+    def over(self, x: Number) -> float:
+        """scale / x, either way; infinite from 0 down."""
+        return self.scale / float(x) if float(x) > 0 else math.inf
+
+
+@dataclass(frozen=True)
 class Binomial:
     """A share of `trials` of which `hits` came up, at least as often within as it says (Clopper and Pearson 1934).
 

@@ -83,15 +83,24 @@ class Estimate:
         low, high = (max(float(end), 0.0) ** self.power for end in (low, high))
         return _clip(low, self.support), _clip(high, self.support)
 
+    @property
+    def many(self) -> bool:
+        """Whether the value is one number for each of several things, and not a single number."""
+        return isinstance(self.value, Tensor) and self.value.numel() != 1
+
     def __float__(self) -> float:
         return float(self.value)
 
     def shown(self) -> str:
-        """Value and error as a table has them, `3.14 ± 0.02`."""
+        """Value and error as a table has them, `3.14 ± 0.02`; of many values, where they lie."""
+        if self.many:
+            values = torch.as_tensor(self.value)
+            lie = f", {float(values.min()):.4g} to {float(values.max()):.4g}" if values.numel() else ""
+            return f"{values.numel()} values{lie}"
         return show(float(self.value), float(self.stderr)).replace("+-", "±")
 
     def __str__(self) -> str:
-        if isinstance(self.value, Tensor) and self.value.numel() > 1:
+        if isinstance(self.value, Tensor) and self.many:
             how = "exact" if self.exact else f"median stderr {torch.as_tensor(self.stderr).median():.2g}"
             return f"{self.name} {tuple(self.value.shape)}, mean {self.value.mean():.4g}, {how}"
         return f"{self.name} {show(float(self.value), float(self.stderr))}"
@@ -106,7 +115,7 @@ class Estimate:
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The value with its 95 % interval; for one number per sample, their histogram."""
         ax = ax or new_axes()
-        if isinstance(self.value, Tensor) and self.value.numel() > 1:
+        if isinstance(self.value, Tensor) and self.many:
             ax.hist(self.value.flatten().double().cpu().numpy(), bins=50)
             ax.set(xlabel=self.name, ylabel="count")
             return ax
@@ -181,7 +190,7 @@ def derived(name: str, fn: Callable[..., float], *estimates: Estimate, **fields:
     """A smooth function of estimates that share their probes, with the error of the jackknife.
 
     With theta_k the function without probe k, the pseudo-values K theta - (K - 1) theta_k stand for the samples (Tukey
-    1958). Exact estimates enter as constants.
+    1958), about the value as it is. Exact estimates enter as constants; brackets take no part.
 
     Example:
         >>> a, b = (from_samples(name, torch.tensor(x)) for name, x in (("a", [1.0, 3.0]), ("b", [2.0, 6.0])))
@@ -189,15 +198,13 @@ def derived(name: str, fn: Callable[..., float], *estimates: Estimate, **fields:
         ratio 2
     """
     values = [float(e.value) for e in estimates]
-    cost = {
-        "products": max(e.products for e in estimates),
-        "seed": estimates[0].seed,
-        "stop": estimates[0].stop,
-        "exact": all(e.exact for e in estimates),
-    }
-    if cost["exact"]:
-        return Estimate(name=name, value=float(fn(*values)), **{**cost, **fields})
     sampled = [e for e in estimates if not e.exact]
+    first = (sampled or estimates)[0]
+    cost = {
+        "products": max(e.products for e in estimates), "seed": first.seed, "stop": first.stop, "exact": not sampled
+    }  # fmt: skip
+    if not sampled:
+        return Estimate(name=name, value=float(fn(*values)), **{**cost, **fields})
     num = {0 if e.samples is None else len(e.samples) for e in sampled}
     if len(num) > 1 or num == {0}:
         raise ValueError(f"{name} needs estimates of common probes, got {sorted(num)} samples")

@@ -23,6 +23,7 @@ _HOMES = {
     "ChiSquare": "ritz.intervals",
     "Hull": "ritz.intervals",
     "Affine": "ritz.intervals",
+    "Reciprocal": "ritz.intervals",
     "Binomial": "ritz.intervals",
     "Bootstrap": "ritz.intervals",
     "RandomStart": "ritz.intervals",

@@ -67,6 +67,8 @@ class Table:
     def __str__(self) -> str:
         return self.text()
 
+    __repr__ = __str__
+
     def markdown(self) -> str:
         """As a table of Markdown."""
         rule = ["---:" if place in self.numeric else "---" for place in range(len(self.header))]

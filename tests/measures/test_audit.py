@@ -117,7 +117,7 @@ def test_an_audit_prints_draws_saves_and_says_what_it_found(found, tmp_path):
     assert len(found.findings()) == 4
     assert "the function is the same" in found.findings()[0]
     assert "trace" in str(found)
-    assert len(found.plot().lines) == 5  # one for each transform, and one for no change
+    assert len(found.plot().lines) == 9  # two for each transform, known and not, and one for no change
     assert "<svg" in found.to_html(tmp_path / "audit.html").read_text(encoding="utf-8")
     loaded = ritz.load(found.save(tmp_path / "audit"))
     assert isinstance(loaded, Audit)
@@ -140,3 +140,42 @@ def test_bad_input_is_refused_before_any_work():
     smooth = ritz.Risk(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), nn.CrossEntropyLoss(), data())
     with pytest.raises(UnsupportedError, match="no transform fits this network"):
         ritz.audit(smooth, transforms=["rescale", "scale_output"])
+
+
+def test_noise_of_one_probe_is_not_taken_for_a_move():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 3))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data())
+    found = ritz.audit(risk, measures=["trace"], transforms="permute", num_steps=5, num_probes=1)
+    assert found.shifts["trace", "permute"].verdict == "cannot tell"
+
+
+def test_the_outputs_of_a_regression_are_not_scaled():
+    risk = ritz.Risk(
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)), nn.MSELoss(), (data()[0], torch.ones(24, 1))
+    )
+    found = ritz.audit(risk, measures=["weight_norm"])
+    assert set(found.after) == {"rescale", "permute"}
+    assert "regression" in found.refused["scale_output"]
+
+
+def test_a_test_risk_of_other_weights_is_refused():
+    with pytest.raises(ValueError, match="at other weights"):
+        ritz.audit(plain(), test=ritz.transforms.rescale(plain(), 2.0))
+
+
+def test_a_test_risk_keeps_its_own_way_to_read_its_data():
+    risk = plain()
+    X, y = data(50)
+    test = ritz.Risk(
+        risk.model, nn.CrossEntropyLoss(), [{"x": X, "labels": y}], forward=lambda model, batch: model(batch["x"])
+    )
+    found = ritz.audit(risk, test=test, measures=["test_loss"], transforms=["rescale", "scale_output"])
+    assert found.before["test_loss"].value == pytest.approx(risk.on((X, y)).loss())
+    verdicts = [found.shifts["test_loss", name].verdict for name in ("rescale", "scale_output")]
+    assert verdicts == ["unchanged", "moved"]
+
+
+def test_infinite_before_and_after_is_unchanged():
+    infinite = Estimate(name="x", value=math.inf, exact=True)
+    assert Shift("x", "rescale", infinite, infinite).verdict == "unchanged"

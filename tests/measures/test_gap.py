@@ -9,6 +9,7 @@ from torch import nn
 
 import ritz
 from ritz.errors import UnsupportedError
+from ritz.intervals import StudentT
 from ritz.measures.gap import gap, on_test_data, on_training_data
 from ritz.measures.outputs import Outputs, sample_outputs
 
@@ -47,14 +48,36 @@ def test_the_gap_is_as_uncertain_as_the_test_value():
     assert "share, not in percent" in e.convention
 
 
-def test_weights_of_items_count():
-    weighted = dataclasses.replace(found(4, wrong=1), weight=torch.tensor([3.0, 1.0, 1.0, 1.0]))
-    e = on_test_data(weighted, "error")
+def test_weights_of_items_count_in_the_loss():
+    loss, weight = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([3.0, 1.0, 1.0, 1.0])
+    e = on_test_data(dataclasses.replace(found(4), loss=loss, weight=weight), "loss")
     assert e.value == pytest.approx(0.5)
     assert float(e.samples.mean()) == pytest.approx(0.5)
     # the spread of a ratio of means, by its influence function
-    influence = 4 * weighted.weight * (torch.tensor([1.0, 0, 0, 0]) - 0.5) / 6
-    assert e.stderr == pytest.approx(float(influence.std() / 2))
+    assert e.stderr == pytest.approx(float((4 * weight * (loss - 0.5) / 6).std() / 2))
+
+
+def test_a_mistake_counts_once_whatever_its_class_weighs():
+    weighted = dataclasses.replace(found(4, wrong=1), weight=torch.tensor([3.0, 1.0, 1.0, 1.0]))
+    e = on_test_data(weighted, "error")
+    assert (e.value, on_training_data(weighted, "error").value) == (0.25, 0.25)
+    assert e.interval() == pytest.approx(tuple(stats.binomtest(1, 4).proportion_ci(0.95, method="exact")))
+
+
+def test_the_loss_of_a_few_items_is_as_uncertain_as_they_are_few():
+    """Of 5 normal losses the bootstrap alone covers 88 % of the time."""
+    generator = torch.Generator().manual_seed(0)
+    inside = 0
+    for seed in range(200):
+        few = dataclasses.replace(found(5), loss=torch.randn(5, generator=generator))
+        low, high = on_test_data(few, "loss", seed=seed).interval()
+        inside += low <= 0 <= high
+    assert 0.92 <= inside / 200 <= 0.99
+
+
+def test_the_loss_of_very_many_items_is_not_resampled():
+    many = dataclasses.replace(found(2**17 + 1))
+    assert isinstance(on_test_data(many, "loss").rule, StudentT)
 
 
 def test_items_of_a_shuffled_loader_are_not_paired():

@@ -66,7 +66,10 @@ def test_an_audit_and_a_comparison_run():
     assert {"rescale", "batchnorm", "permute", "scale_output"} <= set(found.after)
     assert "train_loss" not in found.moved("rescale")
     pair = {"a": risk_on("cuda"), "b": risk_on("cuda")}
-    assert ritz.compare(pair, data("cuda", 100), num_steps=10, num_probes=4)["trace"].verdict == "cannot tell"
+    assert ritz.compare(pair, data("cuda", 100), num_steps=10, num_probes=4)["trace"].verdict in (
+        "all equal",
+        "cannot tell",
+    )
 
 
 def test_landscapes_and_studies_of_samples_run(tmp_path):

@@ -190,7 +190,7 @@ def test_one_measure_failing_does_not_stop_the_others():
         reading="none",
     )  # fmt: skip
     m = ritz.measure(risk_of(network()), measures=[own, "weight_norm"])
-    assert m.failures == {"own": "on purpose"}
+    assert m.failures == {"own": "ZeroDivisionError: on purpose"}
     assert list(m) == ["weight_norm"]
     assert "on purpose" in str(m)
 
@@ -283,11 +283,12 @@ def test_all_points_wrong_is_measured_as_it_is():
     [
         ({"measures": ["trac"]}, "no measure is named 'trac'; did you mean trace"),
         ({"measures": []}, "the list is empty"),
+        ({"measures": ["trace", "trace"]}, "two measures have one key"),
         ({"num_probes": 0}, "num_probes must be at least 1, got 0"),
-        ({"sigma": 0.0}, "sigma must be positive, got 0.0"),
+        ({"sigma": 0.0}, "sigma must be positive and finite, got 0.0"),
         ({"init": torch.zeros(3)}, r"expected a flat vector \(dim=51,\), got \(3,\)"),
         ({"init": {"0.weight": torch.zeros(6, 4)}}, "the weights have no '0.bias'"),
-        ({"test": (torch.ones(2, 4), torch.tensor([0, 7]))}, "label 7 is not one of the 3 classes"),
+        ({"test": (torch.ones(2, 4), torch.tensor([0, 7]))}, "the test data: label 7 is not one of the 3 classes"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(options, message):
@@ -300,6 +301,8 @@ def test_a_test_risk_at_other_weights_is_refused():
         ritz.measure(risk_of(network()), test=risk_of(network(1)))
     with pytest.raises(TypeError, match=r"expected a ritz\.Risk"):
         ritz.measure(network())
+    with pytest.raises(TypeError, match="named tensors"):
+        ritz.measure(risk_of(network()), init=network())
 
 
 # --------------------------------------------------------------------------------------------- what is shown
@@ -328,9 +331,10 @@ def test_a_measurement_is_saved_and_loaded_equal(tmp_path):
 def test_the_table_has_value_interval_convention_and_reading_of_every_row():
     m = ritz.measure(risk_of(network()), test=data(20, 2), measures=["trace", "gap_error", "distance"])
     table = m.table()
-    assert [row[0] for row in table.rows] == ["trace", "gap_error", "distance"]
-    assert all(cell for row in table.rows[:2] for cell in row)
-    assert table.rows[2][1:4] == ("failed", "", "needs init=")
+    assert [row[0] for row in table.rows] == ["trace", "gap_error"]
+    assert all(cell for row in table.rows for cell in row)
+    assert table.notes == ["not measured: distance: needs init="]
+    assert repr(m) == str(m)
     assert "trace" in str(m)
     assert "<td>trace</td>" in m._repr_html_()
 
@@ -340,6 +344,7 @@ def test_layers_has_a_column_for_what_is_known_by_parameter():
     table = m.layers()
     assert [row[0] for row in table.rows][:2] == ["0.weight", "0.bias"]
     assert "trace" in table.header
+    assert m.layers(["weight_norm"]).header == ("layer", "weight_norm")
 
 
 def test_a_page_holds_the_table_and_the_figures(tmp_path):
@@ -347,3 +352,100 @@ def test_a_page_holds_the_table_and_the_figures(tmp_path):
     text = m.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<td>margin_bound</td>" in text
     assert text.count("<svg") == 1
+
+
+@pytest.mark.parametrize("value", [3.0, None, Estimate(name="x", value=math.nan, stop="no such number")])
+def test_a_measure_that_gives_no_number_is_a_failure_and_not_the_end(value):
+    own = Measure(
+        key="own", formula="?", convention="", source="here", family="norms", cost="weights", reading="none",
+        compute=lambda s: value,
+    )  # fmt: skip
+    m = ritz.measure(risk_of(network()), measures=[own, "weight_norm"])
+    assert list(m) == ["weight_norm"]
+    assert "no such number" in m.failures["own"] or "compute must return a ritz.Estimate" in m.failures["own"]
+
+
+def test_weights_given_as_their_own_start_are_warned_of():
+    risk = risk_of(network())
+    with pytest.warns(ritz.errors.NumericalWarning, match="clone it before training"):
+        ritz.measure(risk, init=risk.model.state_dict(), measures=["distance"])
+
+
+def test_a_page_of_a_network_without_margins_is_drawn(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    m = ritz.measure(ritz.Risk(model, nn.CrossEntropyLoss(), data(), mode="train"), num_steps=5)
+    assert m.to_html(tmp_path / "page.html").exists()
+
+
+def test_one_number_for_each_of_many_is_shown_saved_and_not_ranked(tmp_path):
+    own = Measure(
+        key="each", formula="|w_i|", convention="one for each", source="here", family="norms", cost="weights",
+        compute=lambda s: Estimate(name="each", value=s.weights.abs(), exact=True), reading="a line",
+    )  # fmt: skip
+    m = ritz.measure(risk_of(network()), measures=[own, "weight_norm"])
+    assert m.table().rows[0][1].startswith("51 values, ")
+    assert ritz.load(m.save(tmp_path / "m")) == m
+    both = {"a": risk_of(network()), "b": risk_of(network(1))}
+    assert list(ritz.compare(both, measures=[own, "weight_norm"]).rankings) == ["weight_norm"]
+    assert {key for key, _ in ritz.audit(both["a"], measures=[own, "weight_norm"]).shifts} == {"weight_norm"}
+
+
+def test_a_network_without_a_gradient_is_measured_with_progress_all_the_same():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x):
+            return _OnlyOnce.apply(self.net(x), [])
+
+    seen = []
+    risk = ritz.Risk(Broken(), nn.CrossEntropyLoss(), data())
+    m = ritz.measure(risk, measures=["aceht", "trace"], progress=lambda text, part: seen.append(text))
+    assert (list(m), list(m.failures)) == (["aceht"], ["trace"])
+    assert seen[0] == "2 measures"
+
+
+def test_progress_never_goes_back_when_one_run_is_part_of_another():
+    parts = []
+    risk = risk_of(trained()[0])
+    init = {name: p + 0.1 for name, p in risk.params().items()}
+    ritz.measure(
+        risk, init=init, measures=["certificate", "sigma", "top_log_product"], progress=lambda _, p: parts.append(p)
+    )
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
+
+
+def test_the_test_risk_must_have_every_weight_and_need_not_have_the_same_ones_chosen():
+    model, other = network(), network()
+    part = ritz.Risk(model, nn.CrossEntropyLoss(), data(), params="2.*")
+    assert "gap_loss" in ritz.measure(part, test=risk_of(model).on(data(20, 2)), measures=["gap_loss"])
+    for net in (model, other):
+        net[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        other[0].weight.add_(1.0)
+    with pytest.raises(ValueError, match="at other weights"):
+        ritz.measure(risk_of(model), test=risk_of(other).on(data(20, 2)))
+
+
+def test_weights_of_zero_have_a_scaled_sharpness_of_zero():
+    model = network()
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    assert ritz.measure(risk_of(model), measures=["scaled_sharpness"])["scaled_sharpness"].value == 0.0
+
+
+def test_round_off_is_no_saddle():
+    """A convex problem, singular because the classes may all be shifted: its smallest eigenvalue is 0."""
+    torch.manual_seed(0)
+    m = ritz.measure(ritz.Risk(nn.Linear(4, 3), nn.CrossEntropyLoss(), data()), measures=["lambda_min"])
+    assert m["lambda_min"].value == 0.0
+    assert m.spectrum.lambda_min.value != 0.0
+
+
+def test_a_network_of_fewer_weights_than_eigenvalues_asked_for_has_a_log_product():
+    X = torch.tensor([[1.0], [2.0]])
+    m = ritz.measure(ritz.Risk(nn.Linear(1, 1, bias=False), nn.MSELoss(), (X, X)), measures=["top_log_product"])
+    assert m["top_log_product"].value == pytest.approx(math.log(5.0))

@@ -148,6 +148,17 @@ def test_several_inputs_have_one_norm():
     assert found.input_norm2.tolist() == [11.0, 11.0]
 
 
+def test_the_norm_is_that_of_what_the_model_is_given():
+    x, y = torch.full((2, 3), 255.0), torch.tensor([0, 1])
+    pixels = ritz.Risk(nn.Linear(3, 2), CE(), (x, y), forward=lambda model, batch: model(batch[0] / 255))
+    assert sample_outputs(pixels).input_norm2.tolist() == [3.0, 3.0]
+    named = ritz.Risk(nn.Linear(3, 2), CE(), [{"x": x, "labels": y}], forward=lambda model, batch: model(batch["x"]))
+    assert sample_outputs(named).input_norm2.tolist() == [3 * 255.0**2] * 2
+    inside = ritz.Risk(nn.Sequential(nn.Linear(3, 2)), CE(), (x, y), forward=lambda model, batch: model[0](batch[0]))
+    with pytest.raises(UnsupportedError, match="given in one call of the model"):
+        sample_outputs(inside).need("input_norm2")
+
+
 def test_an_input_that_is_not_laid_out_by_samples_has_no_norm():
     class Shared(nn.Linear):
         def forward(self, x, basis):

@@ -48,3 +48,11 @@ def test_the_gauss_newton_trace_is_the_hessian_trace_up_to_round_off():
     same, different = sampling.trace_is_that_of_the_ggn()
     assert same.measured < 1e-14
     assert different.measured > 0.1
+
+
+def test_only_batch_statistics_or_a_smooth_activation_make_a_trace_negative():
+    relu, normalised, smooth = sampling.negative_trace()
+    assert relu.measured > 0
+    assert normalised.measured < -1
+    assert smooth.measured < -1
+    assert "BatchNorm" in relu.evidence

@@ -12,7 +12,7 @@ from ..operators.hessian import Hessian
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
-from ..space import row_dots, row_norms
+from ..space import ParamSpace, row_dots, row_norms
 from .pictures import Interpolation, Line, Plane
 
 Weights = Mapping[str, Tensor] | Tensor  # a state dict or named tensors, or a flat vector (dim,)
@@ -75,7 +75,8 @@ def interpolate(
 ) -> Interpolation:
     """The loss from the risk's own solution to another of the same network (Goodfellow et al. 2015).
 
-    Buffers that `other` holds too, such as the running statistics of BatchNorm, move with the weights, and stay at
+    Weights that are not among the chosen parameters move as well, where `other` holds other ones, and count in the
+    distance. Buffers that it holds, such as the running statistics of BatchNorm, move with the weights, and stay at
     those of an end beyond it; else they are the risk's. Statistics between those of two solutions are those of neither:
     a barrier in evaluation mode may be theirs alone (Jordan et al. 2023). With mode="train" they play no part.
 
@@ -206,22 +207,24 @@ def plane_through(
 
 
 class _Mix:
-    """Weights w + sum_i c_i (w_i - w) for a risk at w and other solutions w_i; buffers between theirs."""
+    """All weights w + sum_i c_i (w_i - w) for a risk at w and other solutions w_i; buffers between theirs."""
 
     def __init__(self, risk: Risk, others: Sequence[Weights]) -> None:
         moved = [_moved(risk, other) for other in others]
         for each in (risk, *moved):
             each.check()
-        self.space = risk.space
-        self.here = self.space.join(risk.params())
-        self.apart = torch.stack([self.space.join(each.params()) - self.here for each in moved])  # (k, dim)
-        held = {name: t for name, t in risk.state().items() if name not in risk.names}
-        theirs = [each.state() for each in moved]
-        self.held = {
+        own, *theirs = (each.state() for each in (risk, *moved))
+        different = {
             name: torch.stack([t, *(other[name] for other in theirs)])
-            for name, t in held.items()
+            for name, t in own.items()
             if t.is_floating_point() and not all(torch.equal(t, other[name]) for other in theirs)
         }
+        weights = {name for name, _ in risk.model.named_parameters()}
+        self.held = {name: stack for name, stack in different.items() if name not in weights}
+        names = tuple(name for name in own if name in weights and name in {*risk.names, *different})
+        self.space = ParamSpace(names, tuple(own[name].shape for name in names))
+        self.here, *there = (self.space.join(state) for state in (own, *theirs))
+        self.apart = torch.stack([w - self.here for w in there])  # (k, dim)
 
     def __call__(self, coefficients: Tensor) -> dict[str, Tensor]:
         inside = coefficients.clamp(min=0)

@@ -181,13 +181,13 @@ class Plane(_Picture):
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
         if high > low:
             _draw_contours(ax, self.x, self.y, seen, low, high)
-        ax.plot(
-            *self.minimum[:2], "o", mfc="white", mec="black", ms=7, label=f"lowest of the grid: {self.minimum[2]:.3g}"
-        )
+        lowest = f"lowest of the grid: {self.minimum[2]:.3g}"
+        ax.plot(*self.minimum[:2], "o", mfc="white", mec="black", ms=7, label=lowest, clip_on=False)
         for (x, y), name, mark in zip(self.points.tolist(), self.names, "x+1", strict=False):
             ax.plot(x, y, mark, color="crimson", ms=11, mew=2.2, label=name, zorder=4)
         if len(self.points) > 1:  # coordinates are distances
             ax.set_aspect("equal")
+        ax.set(xlim=(float(self.x[0]), float(self.x[-1])), ylim=(float(self.y[0]), float(self.y[-1])))
         ax.set(xlabel="along the first direction", ylabel="along the second direction")
         _legend_above(ax)
         return ax

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +21,9 @@ from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
-from .compare import difference
-from .measure import Measurement, Progress, measure
+from .compare import as_found, difference
+from .measure import Measurement, Progress, measure, on_test
+from .outputs import sample_outputs
 from .registry import MEASURES, resolve
 from .row import Measure
 from .transforms import TRANSFORMS
@@ -89,14 +91,14 @@ class Audit:
     refused: Mapping[str, str] = field(default_factory=dict)
     strength: float = 0.0
 
-    @property
+    @cached_property
     def shifts(self) -> dict[tuple[str, str], Shift]:
         """By (measure, transform), where it could be measured before and after; gaps on the very test data."""
         return {
-            (key, name): Shift(key, name, *(_as_found(key, e) for e in (estimate, found[key])))
+            (key, name): Shift(key, name, *(_on_this_data(key, e) for e in (estimate, found[key])))
             for name, found in self.after.items()
             for key, estimate in self.before.items()
-            if key in found
+            if key in found and not (estimate.many or found[key].many)
         }
 
     def moved(self, transform: str) -> list[str]:
@@ -142,12 +144,14 @@ class Audit:
             ax = row_of_axes(1, width=7.0, height=1.5 + 0.22 * len(keys))[1][0]
         for place, name in enumerate(self.after):
             offset = 0.16 * (place - (len(self.after) - 1) / 2)
-            points = [
-                (math.log10(factor), keys.index(key) + offset)
-                for (key, transform), shift in self.shifts.items()
-                if transform == name and 0 < (factor := shift.factor) < math.inf
-            ]
-            ax.plot(*zip(*points, strict=True), "os^Dv"[place % 5], label=name, markersize=5) if points else None
+            shown = [s for (_, transform), s in self.shifts.items() if transform == name and 0 < s.factor < math.inf]
+            for known in (True, False):  # hollow where the error bars do not tell
+                some = [s for s in shown if (s.verdict != "cannot tell") == known]
+                ax.plot(
+                    [math.log10(s.factor) for s in some], [keys.index(s.key) + offset for s in some],
+                    "os^Dv"[place % 5], color=f"C{place}", mfc=None if known else "none", ms=5,
+                    label=name if known else None,
+                )  # fmt: skip
         ax.axvline(0.0, color="0.6", lw=1, zorder=0)
         ax.set(xlabel="log10 (after / before)", yticks=range(len(keys)), ylim=(-0.7, len(keys) - 0.3))
         ax.set_yticklabels(keys)
@@ -167,6 +171,8 @@ class Audit:
     def __str__(self) -> str:
         return "\n".join([str(self.table()), *self.findings()])
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
@@ -178,14 +184,10 @@ class Audit:
         return save(self, path)
 
 
-def _as_found(key: str, estimate: Estimate) -> Estimate:
-    """A value as it came out, where it comes out in the same way before and after.
-
-    A gap is taken on the very test data, not as a sample of all data; the result of a search, which bounds a maximum
-    from below, as what that search found.
-    """
-    known = (key in MEASURES and MEASURES[key].family == "gap") or math.isinf(float(estimate.interval()[1]))
-    return replace(estimate, stderr=0.0, samples=None, bracket=None, rule=Exact(), exact=True) if known else estimate
+def _on_this_data(key: str, estimate: Estimate) -> Estimate:
+    """A gap on the very test data, which is the same before and after, not as a sample of all data."""
+    of_sample = key in MEASURES and MEASURES[key].family == "gap"
+    return replace(estimate, stderr=0.0, samples=None, rule=Exact(), exact=True) if of_sample else as_found(estimate)
 
 
 def audit(
@@ -194,7 +196,7 @@ def audit(
     init: Mapping[str, Tensor] | Tensor | None = None,
     *,
     measures: str | Sequence[str | Measure] = "standard",
-    transforms: Sequence[str] | None = None,
+    transforms: str | Sequence[str] | None = None,
     strength: float = 4.0,
     num_steps: int = 100,
     num_probes: int = 8,
@@ -227,7 +229,11 @@ def audit(
         >>> found.moved("rescale"), found.shifts["train_loss", "rescale"].verdict
         (['weight_norm'], 'unchanged')
     """
-    names = list(TRANSFORMS if transforms is None else transforms)
+    if not isinstance(risk, Risk):
+        raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+    names = [transforms] if isinstance(transforms, str) else list(TRANSFORMS if transforms is None else transforms)
+    if not names:
+        raise ValueError(f"no transform is chosen; there are: {', '.join(TRANSFORMS)}")
     if unknown := [name for name in names if name not in TRANSFORMS]:
         raise ValueError(f"no transform is named {unknown[0]!r}; there are: {', '.join(TRANSFORMS)}")
     if not (math.isfinite(strength) and strength > 0) or strength == 1:
@@ -238,7 +244,7 @@ def audit(
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"no transform fits this network. {reasons}")
-    test_data = test.batches if isinstance(test, Risk) else test
+    on_test(risk, test)  # refuses a risk at other weights
     found: dict[str, Measurement] = {}
     for name, place in {"": risk, **places}.items():
 
@@ -246,8 +252,9 @@ def audit(
             if progress is not None:
                 progress(f"{name or 'as it is'}: {text}", (len(found) + part) / (len(places) + 1))
 
+        there = test.at(place.state()) if isinstance(test, Risk) else test
         found[name] = measure(
-            place, test_data, init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed,
+            place, there, init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed,
             progress=report if progress is not None else None,
         )  # fmt: skip
     before = found.pop("")
@@ -258,7 +265,11 @@ def _places(risk: Risk, names: Sequence[str], strength: float, seed: int) -> tup
     """The risk at the weights of each transform that applies, and why the others do not."""
     places: dict[str, Risk] = {}
     refused: dict[str, str] = {}
+    regression = not risk.opaque and sample_outputs(risk).classes == 0
     for name in names:
+        if regression and TRANSFORMS[name].keeps == "prediction":
+            refused[name] = "the outputs of a regression are its predictions, and would be scaled"
+            continue
         try:
             places[name] = TRANSFORMS[name](risk, seed if name == "permute" else strength)
         except UnsupportedError as error:

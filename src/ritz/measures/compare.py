@@ -6,7 +6,7 @@ taken probe by probe or item by item, and is known better than either value.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -14,23 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..intervals import StudentT
+from ..batches import checksums
+from ..intervals import Exact, Number, Pair, StudentT
 from ..results import Estimate, derived
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
-from .measure import Measurement, Progress, measure
-from .registry import resolve
+from .measure import Measurement, Progress, measure, on_test
+from .registry import MEASURES, resolve
 from .row import Measure
+from .subject import as_vector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEVEL = 0.95  # from which an order is called real
+MISS = 0.05  # how often a verdict may be wrong
+ROUND_OFF = 1e-6  # values that differ by less than this, relative to their size, are called equal
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """b - a: probe by probe where they share probes, else from both errors or both intervals.
+
+    What probes cannot see they do not tell the difference of either: brackets add up, paired or not.
 
     Example:
         >>> from ritz.results import from_samples
@@ -38,16 +43,55 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
         >>> print(difference(a, b))
         change of trace 1.033 +- 0.033
     """
-    name = f"change of {a.name}"
-    fields = {"convention": a.convention}
-    if (a.exact and b.exact) or _paired(a, b):
-        return derived(name, lambda x, y: y - x, a, b, **fields)
-    value = float(b.value) - float(a.value)
-    if a.bracket is None and b.bracket is None:
+    about: dict[str, Any] = {"name": f"change of {a.name}", "convention": a.convention}
+    value, known = _less(b.value, a.value), a.bracket is None and b.bracket is None
+    bracket = None if known else _apart(a, b, _ends)
+    if a.exact and b.exact:
+        return Estimate(value=value, exact=True, bracket=bracket, **about)
+    if _paired(a, b):
+        change = derived(about["name"], _less, b, a, convention=a.convention)
+        return replace(change, stderr=float(change.stderr) + _unseen(a) + _unseen(b), bracket=bracket)
+    if known:
         stderr = math.hypot(float(a.stderr), float(b.stderr))
-        return Estimate(name=name, value=value, stderr=stderr, rule=StudentT(_dof(a, b)), **fields)  # type: ignore[arg-type]
-    (low_a, high_a), (low_b, high_b) = (map(float, e.interval((1 + LEVEL) / 2)) for e in (a, b))
-    return Estimate(name=name, value=value, bracket=(low_b - high_a, high_b - low_a), **fields)  # type: ignore[arg-type]
+        return Estimate(value=value, stderr=stderr, rule=StudentT(_dof(a, b)), **about)
+    return Estimate(value=value, bracket=_apart(a, b, lambda e: e.interval(1 - MISS / 2)), **about)
+
+
+def _less(x: Number, y: Number) -> float:
+    """x - y; 0 where both are infinite alike."""
+    return 0.0 if float(x) == float(y) else float(x) - float(y)
+
+
+def _ends(estimate: Estimate) -> Pair:
+    """Its bracket, of no width where it has none."""
+    return estimate.bracket or (estimate.value, estimate.value)
+
+
+def _apart(a: Estimate, b: Estimate, ends: Callable[[Estimate], Pair]) -> Pair:
+    """What b - a may be if each is anywhere between its ends."""
+    (low_a, high_a), (low_b, high_b) = ends(a), ends(b)
+    return _less(low_b, high_a), _less(high_b, low_a)
+
+
+def _unseen(estimate: Estimate) -> float:
+    """How much more the error of the ends of a bracket is than that of the samples, which are those of one of them."""
+    samples = estimate.samples
+    if estimate.bracket is None or samples is None or len(samples) < 2:
+        return 0.0
+    return max(float(estimate.stderr) - float(samples.std()) / math.sqrt(len(samples)), 0.0)
+
+
+def as_found(estimate: Estimate) -> Estimate:
+    """The result of a search as what that search found; it bounds a maximum from below, and above nothing is known.
+
+    Example:
+        >>> as_found(Estimate(name="worst case", value=2.0, bracket=(2.0, math.inf))).interval()
+        (2.0, 2.0)
+    """
+    if estimate.bracket is None or not math.isinf(float(estimate.bracket[1])):
+        return estimate
+    rule = StudentT(len(estimate.samples) - 1) if estimate.samples is not None else Exact()
+    return replace(estimate, bracket=None, rule=rule, exact=estimate.samples is None)
 
 
 def _paired(a: Estimate, b: Estimate) -> bool:
@@ -64,10 +108,10 @@ def _dof(a: Estimate, b: Estimate) -> float:
 
 
 def probability(a: Estimate, b: Estimate) -> float:
-    """How sure it is that the true values are in the order of the estimates, between 0.5 and 1.
+    """How probable it is, by the error bars, that the true values are in the order of the estimates: 0.5 to 1.
 
-    Student t on the paired difference; where there are only intervals, what is left of the highest level at which they
-    do not overlap. Equal exact values give 0.5.
+    Student t on how far the paired difference and its bracket are from 0; where there are only intervals, what is left
+    of the highest level at which they do not overlap. Values that differ by round-off give 0.5.
 
     Example:
         >>> a, b = (Estimate(name="x", value=value, exact=True) for value in (1.0, 2.0))
@@ -76,20 +120,36 @@ def probability(a: Estimate, b: Estimate) -> float:
     """
     from scipy.stats import t
 
+    if same(a, b):
+        return 0.5
     change = difference(a, b)
-    if change.exact or (change.value == 0 and not change.bracket):
-        return 1.0 if change.value else 0.5
+    low, high = (float(end) for end in _ends(change))
+    clear = max(low, -high)  # of 0
+    if change.exact:
+        return 1.0 if clear > 0 else 0.5
     if isinstance(change.rule, StudentT):
         stderr, dof = float(change.stderr), change.rule.dof
-        if not dof > 0 or math.isnan(stderr):
+        if not clear > 0 or not dof > 0 or math.isnan(stderr):
             return 0.5
-        return float(t.cdf(abs(float(change.value)) / stderr, dof)) if stderr else 1.0
+        return float(t.cdf(clear / stderr, dof)) if stderr else 1.0
     below, above = (a, b) if float(a.value) <= float(b.value) else (b, a)
     found = 0.5
     for miss in (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001):  # of each interval: together at most twice that
         if float(below.interval(1 - miss)[1]) < float(above.interval(1 - miss)[0]):
-            found = 1 - 2 * miss
+            found = max(found, 1 - 2 * miss)
     return found
+
+
+def same(a: Estimate, b: Estimate) -> bool:
+    """Whether two values differ by no more than round-off.
+
+    Example:
+        >>> a, b = (Estimate(name="x", value=value) for value in (1.0, 1.0 + 1e-9))
+        >>> same(a, b)
+        True
+    """
+    x, y = float(a.value), float(b.value)
+    return x == y or abs(x - y) <= ROUND_OFF * max(abs(x), abs(y)) < math.inf
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,20 +158,22 @@ class Ranking:
 
     Attributes:
         key: The measure.
-        order: Names of solutions; the one that the measure calls best first, or the smallest where it says nothing.
-        better: Which end is called better.
-        steps: How sure each neighbour's place is, one less than solutions.
+        order: Names of solutions; the one that the measure prefers first, or the smallest where it prefers none.
+        better: Which end goes with a small gap, as it is said.
+        steps: How probable the order of each two neighbours is, one less than solutions.
+        equal: Whether all values are the same.
 
     Example:
         >>> ranking = Ranking(key="trace", order=("a", "b", "c"), better="lower", steps=(0.999, 0.6))
         >>> ranking.verdict, str(ranking), round(ranking.probability, 3)
-        ('cannot tell b from c', 'a < b ~ c', 0.599)
+        ('prefers a; cannot tell b from c', 'a < b ~ c', 0.599)
     """
 
     key: str
     order: tuple[str, ...]
     better: str | None
     steps: tuple[float, ...]
+    equal: bool = False
 
     @property
     def probability(self) -> float:
@@ -119,19 +181,27 @@ class Ranking:
         return max(1 - sum(1 - step for step in self.steps), 0.0)
 
     @property
+    def sure(self) -> tuple[bool, ...]:
+        """Which steps are taken for real: so many that with all alike one is wrong in at most 5 % of the cases."""
+        return tuple(step >= 1 - MISS / 2 / len(self.steps) for step in self.steps)
+
+    @property
     def verdict(self) -> str:
-        """The order, or which of the neighbours cannot be told apart."""
-        if self.probability >= LEVEL:
-            return f"{self.order[0]} is best" if self.better else "the order is real"
-        unsure = [pair for pair, step in zip(pairwise(self.order), self.steps, strict=True) if step < LEVEL]
-        if len(unsure) == len(self.steps):
+        """What the measure prefers, and which neighbours cannot be told apart."""
+        if self.equal:
+            return "all equal"
+        if not any(self.sure):
             return "cannot tell"
-        pairs = unsure or [min(zip(self.steps, pairwise(self.order), strict=True))[1]]
-        return "cannot tell " + ", ".join(f"{a} from {b}" for a, b in pairs)
+        prefers = f"prefers {self.order[0]}" if self.better else f"{self.order[0]} is lowest"
+        pairs = zip(pairwise(self.order), self.sure, strict=True)
+        unsure = "cannot tell " + ", ".join(f"{a} from {b}" for (a, b), sure in pairs if not sure)
+        if all(self.sure):
+            return prefers
+        return f"{prefers}; {unsure}" if self.sure[0] else unsure
 
     def __str__(self) -> str:
         sign = ">" if self.better == "higher" else "<"
-        signs = [f" {sign} " if step >= LEVEL else " ~ " for step in self.steps]
+        signs = [f" {sign} " if sure else " ~ " for sure in self.sure]
         return "".join(name + after for name, after in zip(self.order, [*signs, ""], strict=True))
 
     def __eq__(self, other: object) -> bool:
@@ -153,14 +223,14 @@ class Agreement:
 
     @property
     def verdict(self) -> str:
-        """same, opposite or mixed; undecided where no two outcomes can be told apart."""
-        if not self.pairs:
+        """same, opposite or mixed; undecided where no pair can be told apart by both the outcome and the measure."""
+        if not self.same + self.opposite:
             return "undecided"
         return "same" if self.same == self.pairs else "opposite" if self.opposite == self.pairs else "mixed"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison:
+class Comparison(Mapping[str, Ranking]):
     """Solutions side by side: `c["trace"]` is their order by the trace.
 
     Attributes:
@@ -178,9 +248,18 @@ class Comparison:
             raise KeyError(f"{key} was not measured on every solution; there are: {', '.join(self.rankings)}")
         return self.rankings[key]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rankings)
+
+    def __len__(self) -> int:
+        return len(self.rankings)
+
     def change(self, key: str, first: str, second: str) -> Estimate:
         """What `second` has more of than `first`, paired."""
-        return difference(self.measurements[first][key], self.measurements[second][key])
+        for name in (first, second):
+            if name not in self.measurements:
+                raise ValueError(f"no solution is named {name!r}; there are: {', '.join(self.measurements)}")
+        return difference(*(as_found(self.measurements[name][key]) for name in (first, second)))
 
     def agreement(self, key: str, outcome: str = "gap_loss") -> Agreement:
         """In how many pairs that differ in outcome the measure goes the same or the other way, both beyond noise.
@@ -195,16 +274,22 @@ class Comparison:
         ]
         return Agreement(products.count(1), products.count(-1), len(products))
 
-    def table(self, outcome: str = "gap_loss") -> Table:
-        """Each measure's order, how sure it is, its verdict, and how it goes with the outcome where that is known."""
-        known = outcome in self.rankings
-        header = ("measure", *self.measurements, "order", "sure", "verdict", *(["with the gap"] if known else []))
+    def table(self, outcome: str | None = None) -> Table:
+        """Each measure's verdict and order, the values, and how it goes with the outcome where that is known.
+
+        `outcome` is a key of those that were measured; the gap in loss by default.
+        """
+        if outcome is not None:
+            self[outcome]  # or it says which there are
+        known = outcome or ("gap_loss" if "gap_loss" in self.rankings else None)
+        header = ["measure", "verdict", "order", *self.measurements, *([f"with {known}"] if known else [])]
         rows = []
         for key, ranking in self.rankings.items():
-            values = [m[key].shown() for m in self.measurements.values()]
-            row = [key, *values, str(ranking), f"{ranking.probability:.1%}", ranking.verdict]
-            rows.append([*row, self.agreement(key, outcome).verdict] if known else row)
-        return Table(header, rows, notes=self.notes, numeric=range(1, len(self.measurements) + 1))
+            values = [f"{float(m[key].value):.4g}" for m in self.measurements.values()]
+            row = [key, ranking.verdict, str(ranking), *values]
+            is_outcome = key in MEASURES and MEASURES[key].family == "gap"
+            rows.append([*row, "" if is_outcome else self.agreement(key, known).verdict] if known else row)
+        return Table(header, rows, notes=self.notes, numeric=range(3, 3 + len(self.measurements)))
 
     def plot(self, keys: Sequence[str] | None = None) -> "Figure":
         """The values of each solution with their 95 % intervals, a panel for each measure."""
@@ -221,11 +306,24 @@ class Comparison:
     def __str__(self) -> str:
         return str(self.table())
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained page: the table and the values with their intervals."""
+        from ..report.page import Page
+
+        page = Page(f"{len(self.measurements)} solutions compared", "; ".join(self.notes))
+        page.add(self.table())
+        page.draw(self.plot)
+        return page.write(path)
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
@@ -264,7 +362,7 @@ def compare(
         measures, num_steps, num_probes, seed, sigma, progress: See `ritz.measure`.
 
     Raises:
-        ValueError: If there are fewer than two, or they do not have the same number of samples.
+        ValueError: If there are fewer than two, or they are not on the same data.
 
     Example:
         >>> X, y = torch.eye(2), torch.tensor([0, 1])
@@ -278,9 +376,14 @@ def compare(
     """
     rows = resolve(measures)
     notes = _check(risks)
-    tests = test if isinstance(test, Mapping) else dict.fromkeys(risks, test)
-    if missing := [name for name in risks if name not in tests]:
+    given = test if isinstance(test, Mapping) else dict.fromkeys(risks, test)
+    if missing := [name for name in risks if name not in given]:
         raise ValueError(f"test= has nothing for {', '.join(missing)}; give test data for all, or a risk for each name")
+    tests = {name: on_test(risk, given[name]) for name, risk in risks.items()}
+    for risk in risks.values():  # every one before the first is measured
+        risk.check()
+        if init is not None:
+            as_vector(risk, init)
     found: dict[str, Measurement] = {}
     for name, risk in risks.items():
 
@@ -292,7 +395,8 @@ def compare(
             risk, tests[name], init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed, sigma=sigma,
             progress=report if progress is not None else None,
         )  # fmt: skip
-    common = [row for row in rows if all(row.key in m for m in found.values())]
+    # one number for each of many has no order
+    common = [row for row in rows if all(row.key in m and not m[row.key].many for m in found.values())]
     return Comparison(measurements=found, rankings={row.key: _rank(row, found) for row in common}, notes=notes)
 
 
@@ -303,16 +407,41 @@ def _check(risks: Mapping[str, Risk]) -> tuple[str, ...]:
     for name, risk in risks.items():
         if not isinstance(risk, Risk):
             raise TypeError(f"{name} must be a ritz.Risk, got {type(risk).__name__}")
-    sizes = {name: risk.num_samples for name, risk in risks.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"the solutions are on different data, {sizes} samples; measure each with ritz.measure")
+    first, *others = risks
+    notes = []
+    for name in others:
+        one, other = risks[first], risks[name]
+        if not _same_data(one, other):
+            raise ValueError(
+                f"{first} and {name} are on different data, and what is measured on them cannot be compared; use "
+                "ritz.measure on each"
+            )
+        ours, theirs = (_kind(risk) for risk in (one, other))
+        if ours != theirs:
+            notes.append(f"{first} and {name} differ: {ours}, and {theirs}")
     if len({risk.space for risk in risks.values()}) > 1:
-        return ("the networks differ, so their probes are not common: differences are as uncertain as both values",)
-    return ()
+        notes.append("the networks differ, so their probes are not common: differences are as uncertain as both values")
+    return tuple(notes)
+
+
+def _kind(risk: Risk) -> str:
+    """What two solutions of one problem have in common beside the data."""
+    loss = "a batch_loss" if risk.opaque else type(risk.output_loss).__name__
+    return f"{loss}, {risk.mode} mode, {str(risk.dtype).removeprefix('torch.')}"
+
+
+def _same_data(one: Risk, other: Risk) -> bool:
+    """Whether two risks have the same samples, by their number and the sum of their checksums."""
+    if one.batches is other.batches:
+        return True
+    sums = [sum(float(checksums(batch).sum()) for batch in risk.batches) for risk in (one, other)]
+    close = abs(sums[0] - sums[1]) <= 1e-5 * max(map(abs, sums))  # in another precision they round differently
+    return one.num_samples == other.num_samples and close
 
 
 def _rank(row: Measure, found: Mapping[str, Measurement]) -> Ranking:
-    values = {name: m[row.key] for name, m in found.items()}
+    values = {name: as_found(m[row.key]) for name, m in found.items()}
     order = sorted(values, key=lambda name: float(values[name].value), reverse=row.better == "higher")
     steps = tuple(probability(values[a], values[b]) for a, b in pairwise(order))
-    return Ranking(key=row.key, order=tuple(order), better=row.better, steps=steps)
+    equal = all(same(values[a], values[b]) for a, b in pairwise(order))
+    return Ranking(key=row.key, order=tuple(order), better=row.better, steps=steps, equal=equal)

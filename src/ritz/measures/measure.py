@@ -1,8 +1,10 @@
 """`ritz.measure`: all measures of one solution, from runs that they share."""
 
+import contextlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
 from ..estimators.quantities import Spectrum
 from ..results import Estimate
 from ..risk import Risk
@@ -39,6 +42,8 @@ class Measurement(Mapping[str, Estimate]):
         estimates: By key of the table of measures.
         failures: Why a measure that was asked for is not among them.
         readings: A line on how to read each.
+        conventions: What each is divided by, in short; `m[key].convention` has it in full.
+        layer_names: Parameters and modules of the model.
         model: Which model, with how many parameters.
         convention: Which data and which mode.
         settings: Probes, steps, seed.
@@ -59,6 +64,8 @@ class Measurement(Mapping[str, Estimate]):
     estimates: Mapping[str, Estimate]
     failures: Mapping[str, str] = field(default_factory=dict)
     readings: Mapping[str, str] = field(default_factory=dict)
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    layer_names: tuple[str, ...] = ()
     model: str = ""
     convention: str = ""
     settings: Settings = field(default_factory=Settings)
@@ -84,25 +91,34 @@ class Measurement(Mapping[str, Estimate]):
     __hash__ = None  # type: ignore[assignment]
 
     def table(self) -> Table:
-        """Value, error, 95 % interval, convention and reading of each; what failed, with the reason, at the end."""
+        """Value, error, 95 % interval, convention and reading of each; below it what failed, by reason."""
         header = ("measure", "value", "95 % interval", "convention", "reading")
-        rows = [
-            # the title says what is common to all
-            (key, *_cells(e), e.convention.replace(f", {self.convention}", ""), self.readings.get(key, ""))
-            for key, e in self.estimates.items()
-        ]
-        rows += [(key, "failed", "", why, "") for key, why in self.failures.items()]
-        return Table(header, rows, title=f"{self.model}; {self.convention}", numeric=(1, 2))
+        rows = [(key, *_cells(e), self.conventions.get(key, ""), self._reading(key)) for key, e in self.items()]
+        reasons: dict[str, list[str]] = {}
+        for key, why in self.failures.items():
+            reasons.setdefault(why, []).append(key)
+        notes = [f"not measured: {', '.join(keys)}: {why}" for why, keys in reasons.items()]
+        return Table(header, rows, title=f"{self.model}; {self.convention}", notes=notes, numeric=(1, 2))
 
-    def layers(self) -> Table:
-        """What is known parameter by parameter or layer by layer."""
-        split = {key: e.parts for key, e in self.estimates.items() if e.parts}
-        names = dict.fromkeys(name for parts in split.values() for name in parts)
-        rows = [(name, *(parts[name].shown() if name in parts else "" for parts in split.values())) for name in names]
+    def _reading(self, key: str) -> str:
+        """How to read it, and how it ended where that is out of the ordinary."""
+        stop = self[key].stop
+        usual = stop.startswith("complete") or stop == getattr(self.spectrum, "stop", None)
+        return "; ".join(part for part in (self.readings.get(key, ""), "" if usual else stop) if part)
+
+    def layers(self, measures: Sequence[str] | None = None) -> Table:
+        """What is known parameter by parameter or layer by layer, of some measures or of all that have it."""
+        names = list(self if measures is None else measures)
+        parts = {key: {n: e for n, e in self[key].parts.items() if n in self.layer_names} for key in names}
+        split = {key: known for key, known in parts.items() if known}
+        layers = [name for name in self.layer_names if any(name in known for known in split.values())]
+        rows = [(name, *(_short(known[name]) if name in known else "" for known in split.values())) for name in layers]
         return Table(("layer", *split), rows, title=self.model, numeric=range(1, len(split) + 1))
 
     def __str__(self) -> str:
         return str(self.table())
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -123,8 +139,10 @@ class Measurement(Mapping[str, Estimate]):
         from ..report.figures import row_of_axes
         from .margins import margin_distribution
 
-        margins = None if self.outputs is None or self.outputs.margin is None else margin_distribution(self.outputs)
-        panels = [panel.plot for panel in (self.spectrum, margins) if panel is not None]
+        panels: list[Callable[..., Any]] = [] if self.spectrum is None else [self.spectrum.plot]
+        if self.outputs is not None:
+            with contextlib.suppress(UnsupportedError, NonFiniteError):  # no margins, or none of an item's own
+                panels.append(margin_distribution(self.outputs).plot)
         figure, axes = row_of_axes(max(len(panels), 1))
         for draw, ax in zip(panels, axes, strict=False):
             draw(ax)
@@ -181,42 +199,82 @@ def measure(
     rows = resolve(measures)
     settings = Settings(num_steps=num_steps, num_probes=num_probes, seed=seed, sigma=sigma)
     start = None if init is None else as_vector(risk, init)
-    subject = Subject(risk, _on_test(risk, test), start, settings)
+    subject = Subject(risk, on_test(risk, test), start, settings)
     risk.check()
-    if subject.test is not None:
-        subject.test.check()
+    _check_test(subject.test)
+    if start is not None and torch.equal(start, subject.weights):
+        warnings.warn(
+            "init is the same as the weights: if it is meant to be the start of training, clone it before training",
+            NumericalWarning,
+            stacklevel=2,
+        )
     clock = _Clock(subject, rows, progress)
     estimates: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
     for row in rows:
-        given = {"test": test is not None, "init": init is not None}
-        absent = [name for name in sorted(row.needs) if not given[name]]
         clock.start(row)
-        if absent:
-            failures[row.key] = f"needs {' and '.join(f'{name}=' for name in absent)}"
-            continue
-        try:
-            found = row.compute(subject)
-        except Exception as error:
-            failures[row.key] = str(error) or type(error).__name__
-            continue
-        if math.isnan(float(found.value)):
-            failures[row.key] = found.stop
-            continue
-        estimates[row.key] = replace(found, convention=found.convention or f"{row.convention}; {risk.convention()}")
+        found = _computed(row, subject)
+        if isinstance(found, str):
+            failures[row.key] = found
+        else:
+            estimates[row.key] = found
     clock.done()
+    named = {row.key: row for row in rows if row.key in estimates}
     return Measurement(
-        estimates=estimates, failures=failures, readings={row.key: row.reading for row in rows if row.key in estimates},
+        estimates=estimates, failures=failures, readings={key: row.reading for key, row in named.items()},
+        conventions={key: row.convention for key, row in named.items()}, layer_names=_layer_names(risk),
         model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(), settings=settings,
         seconds=dict(subject.seconds), spectrum=subject.peek("Hessian spectrum"), outputs=subject.peek("forward pass"),
     )  # fmt: skip
 
 
-def _on_test(risk: Risk, test: Any) -> Risk | None:
-    """The same solution on test data."""
+def _computed(row: Measure, subject: Subject) -> Estimate | str:
+    """One measure, or why there is none: whatever goes wrong in it is no reason for the others to stop."""
+    given = {"test": subject.test, "init": subject.init}
+    if absent := [name for name in sorted(row.needs) if given[name] is None]:
+        return f"needs {' and '.join(f'{name}=' for name in absent)}"
+    try:
+        found = row.compute(subject)
+        if not isinstance(found, Estimate):
+            raise TypeError(f"compute must return a ritz.Estimate, got {type(found).__name__}")
+        values = torch.as_tensor(found.value)
+        if not bool(values.isfinite().any()):
+            what = f"the value is {float(values.flatten()[0]) if values.numel() else 'empty'}"
+            return what if found.stop.startswith("complete") else f"{what}: {found.stop}"
+        text = found.convention or f"{row.convention}; {subject.risk.convention()}"
+        return replace(found, convention=text)
+    except (ValueError, UnsupportedError, NonFiniteError) as error:  # the messages of ritz speak for themselves
+        return str(error) or type(error).__name__
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _layer_names(risk: Risk) -> tuple[str, ...]:
+    """What parts of a measure that is known layer by layer are named after."""
+    modules = (name for name, _ in risk.model.named_modules() if name)
+    return ("input", *dict.fromkeys([*risk.names, *modules, "root"]))
+
+
+def _check_test(test: Risk | None) -> None:
+    if test is None:
+        return
+    try:
+        test.check()
+    except ValueError as error:
+        raise ValueError(f"the test data: {error}") from error
+
+
+def on_test(risk: Risk, test: Any) -> Risk | None:
+    """The same solution on test data, given as data or as a risk of it.
+
+    Example:
+        >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
+        >>> on_test(risk, (torch.ones(5, 1), torch.ones(5, 1))).num_samples
+        5
+    """
     if test is None or not isinstance(test, Risk):
         return None if test is None else risk.on(test)
-    ours, theirs = risk.params(), test.params()
+    ours, theirs = risk.state(), test.state()  # what is frozen and what is counted are part of the solution too
     same = ours.keys() == theirs.keys() and all(
         p.shape == theirs[name].shape and torch.equal(p, theirs[name].to(p)) for name, p in ours.items()
     )
@@ -239,23 +297,30 @@ class _Clock:
             self.costs[row.key] = row.gradients + (shared if row.cost not in first else 0.0)
             first.add(row.cost)
         self.total = sum(self.costs.values()) or 1.0
-        self.before, self.current = 0.0, ""
+        self.before, self.current, self.shown = 0.0, "", 0.0
         if progress is not None:
             subject.report = self.within
-            begin = time.perf_counter()
-            subject.risk.gradient()
-            expected = (time.perf_counter() - begin) * self.total
-            progress(f"{len(rows)} measures, about {duration(expected)}", 0.0)
+            progress(f"{len(rows)} measures{self._expected(subject.risk)}", 0.0)
+
+    def _expected(self, risk: Risk) -> str:
+        """How long it will take, by the time of one gradient; nothing where there is none, as a measure will say."""
+        begin = time.perf_counter()
+        try:
+            risk.gradient()
+        except Exception:
+            return ""
+        return f", about {duration((time.perf_counter() - begin) * self.total)}"
 
     def start(self, row: Measure) -> None:
         self.before += self.costs.get(self.current, 0.0)
         self.current = row.key
-        if self.progress is not None:
-            self.progress(row.key, self.before / self.total)
+        self.within(0, 1)
 
     def within(self, done: int, total: int) -> None:
-        assert self.progress is not None
-        self.progress(self.current, (self.before + self.costs[self.current] * done / max(total, 1)) / self.total)
+        part = (self.before + self.costs[self.current] * min(done / max(total, 1), 1.0)) / self.total
+        self.shown = max(self.shown, part)  # a run inside another begins again at 0
+        if self.progress is not None:
+            self.progress(self.current, self.shown)
 
     def done(self) -> None:
         if self.progress is not None:
@@ -274,9 +339,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def _short(estimate: Estimate) -> str:
+    return estimate.shown() if estimate.many else f"{float(estimate.value):.4g}"
+
+
 def _cells(estimate: Estimate) -> tuple[str, str]:
-    """The value with its error, and the interval."""
+    """The value with its error, and the interval to the digits that its width has."""
+    if estimate.many:
+        return estimate.shown(), "exact" if estimate.exact else "one for each"
     low, high = (float(end) for end in estimate.interval())
-    if estimate.exact and low == high:
+    if low == high:
         return estimate.shown(), "exact"
-    return estimate.shown(), f"{low:.4g} to {high:.4g}"
+    size, width = max(abs(end) for end in (low, high)), high - low
+    digits = min(max(math.ceil(math.log10(size / width)) + 2, 3), 10) if math.isfinite(width) else 4
+    return estimate.shown(), f"{low:.{digits}g} to {high:.{digits}g}"

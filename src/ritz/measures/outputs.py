@@ -9,14 +9,16 @@ is got by subtracting from 1: with S the softmax and c its largest class,
     - log S_c      =  - log1p(-(1 - S_c))
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batch
+from ..batches import Batch, tensors_of
 from ..errors import UnsupportedError
 from ..losses.base import Items
 from ..reducers import Concat
@@ -37,7 +39,7 @@ class Outputs:
         confidence: max_j S_j.
         entropy: - sum_j S_j log S_j.
         slope: <S - e_y, f> = sum_j S_j (f_j - f_y), the derivative of cross-entropy when all logits grow in proportion.
-        input_norm2: ||x||^2 of the item's input.
+        input_norm2: ||x||^2 of the item's input, as the model is given it.
         ordered: Whether the order is the same on every walk, so that items of two solutions can be paired.
         coupled: Whether BatchNorm in train mode makes an item depend on the others of its batch.
         classes: How many; 0 where the loss has none.
@@ -91,7 +93,8 @@ class Outputs:
             raise UnsupportedError("the network has one class: there is no other to have a margin to")
         values = getattr(self, name)
         if values is None:
-            what = "inputs that are floating tensors, one item each" if name == "input_norm2" else "classes and labels"
+            inputs = "inputs that are floating tensors, one item each, given in one call of the model"
+            what = inputs if name == "input_norm2" else "classes and labels"
             raise UnsupportedError(f"this needs {what}, which this risk does not have")
         return values  # type: ignore[no-any-return]
 
@@ -126,14 +129,14 @@ def sample_outputs(risk: Risk, *, progress: Progress | None = None) -> Outputs:
 
     def columns(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         nonlocal classes, one_logit
-        out = risk.output(params, batch).double()
+        with _seen_inputs(risk.model) as calls:
+            out = risk.output(params, batch).double()
         items = loss.items(out, batch.data)
         classes = 0 if items.logits is None else items.logits.shape[-1]
         one_logit = classes == 2 and out.numel() == len(items.loss)
         found = {"loss": items.loss, "weight": items.weight, **softmax_columns(items)}
-        norms = _input_norms(batch, len(items.loss))
-        if norms is not None:
-            found["input_norm2"] = norms
+        if len(calls) == 1 and calls[0] is not None and len(calls[0]) == batch.size == len(items.loss):
+            found["input_norm2"] = calls[0]
         missing = torch.full_like(items.loss, math.nan)
         return torch.stack([found.get(name, missing) for name in _COLUMNS], dim=1), items.weight.sum()
 
@@ -175,10 +178,25 @@ def softmax_columns(items: Items) -> dict[str, Tensor]:
     }
 
 
-def _input_norms(batch: Batch, num_items: int) -> Tensor | None:
-    """||x||^2 of every sample, where a sample is an item and its inputs are floating tensors."""
-    entries = batch.data[:-1] if isinstance(batch.data, tuple | list) else ()
-    inputs = [x for x in entries if isinstance(x, Tensor) and x.is_floating_point() and x.ndim and len(x) == batch.size]
-    if num_items != batch.size or not inputs or len(inputs) < len(entries):
+@contextlib.contextmanager
+def _seen_inputs(model: nn.Module) -> Iterator[list[Tensor | None]]:
+    """For each call of the model within, ||x||^2 of its samples (n,); None where inputs are not floating tensors."""
+    calls: list[Tensor | None] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(_norms(tensors_of((args, kwargs))))  # at once: the model may write to its inputs
+
+    # first in line: hooks of the user may replace what comes in
+    handle = model.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def _norms(inputs: list[Tensor]) -> Tensor | None:
+    """Sums of squares over all inputs, sample by sample."""
+    sizes = {x.shape[:1] if x.is_floating_point() else None for x in inputs}
+    if len(sizes) != 1 or sizes & {None, torch.Size([])}:
         return None
-    return torch.stack([x.double().reshape(batch.size, -1).square().sum(1) for x in inputs]).sum(0)
+    return torch.stack([x.detach().double().reshape(len(x), -1).square().sum(1) for x in inputs]).sum(0)

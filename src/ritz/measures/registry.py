@@ -8,6 +8,7 @@ are, and goes into the list that `ritz.measure` is given.
 import difflib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..estimators.trace import trace
 from ..operators.gauss_newton import GGN
@@ -33,7 +34,10 @@ def resolve(measures: str | Measure | Sequence[str | Measure]) -> list[Measure]:
     asked = [measures] if isinstance(measures, str | Measure) else list(measures)
     if not asked:
         raise ValueError("no measure is chosen: the list is empty")
-    return [measure if isinstance(measure, Measure) else _known(measure) for measure in asked]
+    rows = [measure if isinstance(measure, Measure) else _known(measure) for measure in asked]
+    if len({row.key for row in rows}) < len(rows):
+        raise ValueError(f"two measures have one key: {', '.join(row.key for row in rows)}")
+    return rows
 
 
 def _known(key: str) -> Measure:
@@ -81,7 +85,7 @@ def _train(s: Subject, what: gap.What) -> Estimate:
 
 
 def _test(s: Subject, what: gap.What) -> Estimate:
-    return gap.on_test_data(s.test_outputs, what, seed=s.settings.seed)
+    return s.once(f"test {what}", lambda: gap.on_test_data(s.test_outputs, what, seed=s.settings.seed))
 
 
 def _gap(s: Subject, what: gap.What) -> Estimate:
@@ -101,8 +105,16 @@ def _per_parameter(s: Subject, estimate: Estimate, name: str) -> Estimate:
 
 
 def _scaled_sharpness(s: Subject) -> Estimate:
-    top = s.spectrum.lambda_max
-    return affine(top, s.weight_norm**2, name="scaled sharpness", convention=f"times ||w||^2: {top.convention}")
+    top, square = s.spectrum.lambda_max, s.weight_norm**2
+    told = {"name": "scaled sharpness", "convention": f"times ||w||^2: {top.convention}"}
+    return affine(top, square, **told) if square else Estimate(value=0.0, exact=True, **told)  # type: ignore[arg-type]
+
+
+def _lambda_min(s: Subject) -> Estimate:
+    """The smallest eigenvalue; one that is only round-off is 0, and not the sign of a saddle."""
+    run = s.spectrum
+    found, noise = run.lambda_min, ROUND_OFF * run.noise * float(run.spectral_norm.value)
+    return replace(found, value=0.0) if found.exact and abs(float(found.value)) <= noise else found
 
 
 def _metric_a(s: Subject, convention: pacbayes.MetricConvention) -> Estimate:
@@ -119,7 +131,8 @@ def _spectral_norms(s: Subject) -> Estimate:
 
 def _sigma(s: Subject, adaptive: bool = False) -> Estimate:
     name = "adaptive sigma search" if adaptive else "sigma search"
-    return s.once(name, lambda: pacbayes.sigma_search(s.risk, adaptive=adaptive, seed=s.settings.seed))
+    run = pacbayes.sigma_search
+    return s.once(name, lambda: run(s.risk, adaptive=adaptive, seed=s.settings.seed, progress=s.report))
 
 
 def _prior_shift(s: Subject) -> float:
@@ -146,6 +159,7 @@ ADAPTIVE_RHO = 0.5  # Kwon et al. 2021
 RHO_MAX = 1e-3  # in l-infinity; Andriushchenko et al. 2023 go from here
 M = 128  # samples of a batch for m-sharpness
 DEVIATION = 0.01  # of each coordinate, or relative to it, for average-case sharpness
+ROUND_OFF = 64  # an eigenvalue below so many times the noise of a product, relative to the norm, is not told from 0
 
 MEASURES = _table(
     # ---------------------------------------------------------------------------------------------- gap
@@ -274,7 +288,7 @@ MEASURES = _table(
     ),
     Measure(
         key="lambda_min", formula="lambda_P", convention="smallest eigenvalue of H", source="seed 000, appendix B",
-        family="sharpness", cost="Hessian", compute=lambda s: s.spectrum.lambda_min, standard=True, better=None,
+        family="sharpness", cost="Hessian", compute=_lambda_min, standard=True, better=None,
         reading="negative: a saddle, not a minimum",
     ),
     Measure(
@@ -346,7 +360,7 @@ MEASURES = _table(
         reading="curvature of one layer in units of its own weights",
     ),
     Measure(
-        key="fisher_rao", formula="(D + 1)^2 mean_i <S - e_y, f>^2", convention="D linear layers; squared norm",
+        key="fisher_rao", formula="D^2 mean_i <S - e_y, f>^2", convention="D weight layers; squared norm",
         source="Liang et al. 2019", family="sharpness", cost="forward", unchanged=SAME_FUNCTION,
         compute=lambda s: sharpness.fisher_rao_norm(s.risk), reading="<w, F w> for networks without biases",
     ),
@@ -390,7 +404,7 @@ MEASURES = _table(
         compute=lambda s: _worst(s, ADAPTIVE_RHO, adaptive=True), reading="relative to each weight: blind to rescaling",
     ),
     Measure(
-        key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)", convention="rho = 0.01",
+        key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)", convention=f"rho = {DEVIATION}",
         source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=45.0, unchanged=SAME_FUNCTION,
         compute=lambda s: _worst(s, DEVIATION, "linf", adaptive=True), reading="the same in a box",
     ),
@@ -410,7 +424,7 @@ MEASURES = _table(
         reading="about rho^2 Tr H / 2",
     ),
     Measure(
-        key="average_case_adaptive", formula="E L(w + d) - L(w), d_i ~ N(0, (rho w_i)^2)", convention="rho = 0.1",
+        key="average_case_adaptive", formula="E L(w + d) - L(w), d_i ~ N(0, (rho w_i)^2)", convention=f"rho = {10 * DEVIATION}",
         source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=25.0, unchanged=SAME_FUNCTION,
         compute=lambda s: sharpness.average_case_sharpness(
             s.risk, 10 * DEVIATION, adaptive=True, seed=s.settings.seed, progress=s.report

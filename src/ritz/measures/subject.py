@@ -1,5 +1,6 @@
 """A solution under study: what its measures share is run once, when first asked for."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Settings:
         for name in ("num_steps", "num_probes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.sigma > 0:
-            raise ValueError(f"sigma must be positive, got {self.sigma}")
+        if not 0 < self.sigma < math.inf:
+            raise ValueError(f"sigma must be positive and finite, got {self.sigma}")
 
 
 class Subject:
@@ -142,7 +143,8 @@ class Subject:
     def eigenpairs(self) -> EigenPairs:
         """The largest eigenvalues of the Hessian."""
         k = min(NUM_EIGENPAIRS, self.risk.dim)
-        return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, tol=1e-4, seed=self.settings.seed))
+        options: dict[str, Any] = {"tol": 1e-4, "seed": self.settings.seed, "progress": self.report}
+        return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, **options))
 
     def _run(self, operator: Operator) -> Spectrum:
         s = self.settings
@@ -155,7 +157,7 @@ class Subject:
             try:
                 self._done[name] = run()
             except Exception as error:
-                self._done[name] = error
+                self._done[name] = error.with_traceback(None)  # which would hold the memory of the run
             self.seconds[name] = time.perf_counter() - start
         found = self._done[name]
         if isinstance(found, Exception):
@@ -181,6 +183,10 @@ def as_vector(risk: Risk, weights: Mapping[str, Tensor] | Tensor) -> Tensor:
         [1.0, 2.0, 3.0]
     """
     space = risk.space
+    if not isinstance(weights, Tensor | Mapping):
+        raise TypeError(
+            f"expected named tensors (a state_dict) or a flat vector of weights, got {type(weights).__name__}"
+        )
     if isinstance(weights, Tensor):
         if weights.shape != (space.dim,):
             raise ValueError(f"expected a flat vector (dim={space.dim},), got {tuple(weights.shape)}")

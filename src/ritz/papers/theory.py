@@ -74,8 +74,9 @@ READINGS = {
     "is a divergence. The metric of equation 7 may still be useful; it is not invariant under rescalings of layers, "
     "and no bound follows.",
     SAMPLING: "The trace may be taken from a batch and its square may not, as the paper says. Two batches drawn "
-    "independently mend the square: `minibatch_moment`. Section 6 replaces Tr H by Tr G for fear of negative traces; "
-    "for piecewise-linear networks the two are equal and neither is negative.",
+    "independently mend the square: `minibatch_moment`. Section 6 replaces Tr H by Tr G for fear of negative traces. "
+    "With BatchNorm by batch statistics, as its networks have, there are such; for piecewise-linear networks without "
+    "it the two traces are equal and neither is negative.",
     MARGINS: "Proposition 3.1 is exact for affine models, and the margin bound holds for wrong answers too, though "
     "not by the step that is printed. Along T_alpha a ReLU network becomes flat in trace whether its answers are "
     "right or wrong; norms of the Hessian can tell the two apart.",

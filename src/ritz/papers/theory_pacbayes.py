@@ -123,10 +123,11 @@ def equation_7() -> tuple[Claim, ...]:
             relation="<=", measured=definite, evidence="5 random matrices of order 8 with log-normal eigenvalues.",
         ),
         _claim(
-            where="equation 7", text="log |lambda| <= lambda - 1 for a negative eigenvalue: largest difference",
-            expected=0.0, relation="<=", measured=excess,
+            where="equation 7", text="log |lambda| <= lambda - 1, H indefinite, for a negative eigenvalue: largest "
+            "difference", expected=0.0, relation="<=", measured=excess,
             evidence=f"A ReLU network 3-6-3 with random labels; {len(negative)} of its {len(values)} eigenvalues lie "
-            f"below -0.2785, the least is {float(values.min()):.2f}. With log |lambda| the inequality is lost.",
+            f"below -0.2785, the least is {float(values.min()):.2f}. The paper assumes H to be positive definite "
+            "(section 6); with log |lambda| in its place the inequality is lost.",
         ),
         _claim(
             where="equation 7", text="KL <= Tr H + |w|^2 / 2 - P: difference of the two", expected=0.0, relation="<=",

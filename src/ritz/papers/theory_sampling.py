@@ -225,36 +225,54 @@ def trace_is_that_of_the_ggn() -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
+def _normalised(seed: int) -> nn.Sequential:
+    """A ReLU network 3-4-4-3 with BatchNorm before every ReLU."""
+    first, relu, second, again, last = mlp((3, 4, 4, 3), seed)
+    norms = (nn.BatchNorm1d(4, dtype=torch.float64) for _ in range(2))
+    return nn.Sequential(first, next(norms), relu, second, next(norms), again, last)
+
+
 def negative_trace() -> tuple[Claim, ...]:
     """Section 6: with much negative curvature Tr H, and with it the penalty of equation 13, becomes negative.
 
     Tr H = Tr GGN >= 0 for piecewise-linear networks (`trace_is_that_of_the_ggn`), however much of the spectrum is
-    negative. It takes a smooth activation, or batch statistics, for the trace to be negative.
+    negative. It takes batch statistics, which the Wide ResNets of the paper have, or a smooth activation.
 
     Example:
         >>> [claim.verdict for claim in negative_trace()]
-        ['refuted', 'holds']
+        ['refuted', 'holds', 'holds']
     """
     lowest, mass = float("inf"), 0.0
+    normalised = []
     for seed in range(10):
         X, y = normal((4, 3), seed), labels(4, 3, seed)
         values = torch.linalg.eigvalsh(dense_hessian(classify(mlp((3, 4, 4, 3), seed), X, y)))
         lowest = min(lowest, float(values.sum()))
         mass = max(mass, float(values.clamp(max=0).sum().abs() / values.abs().sum()))
+        by_batch = Risk(_normalised(seed), nn.CrossEntropyLoss(), (X, y), mode="train")
+        normalised.append(float(dense_hessian(by_batch).trace()))
     x = normal((1, 3), seed=0)
     smooth = [
         float(dense_hessian(classify(mlp((3, 4, 4, 3), seed, activation=nn.Tanh), x, torch.tensor([label]))).trace())
         for seed in range(4)
         for label in range(3)
     ]
+    least = partial(_claim, where="section 6", expected=0.0, relation="<=")
     return (
-        _claim(
-            where="section 6", text="negative eigenvalues can make Tr H negative: least trace of 10 ReLU networks",
-            expected=0.0, relation="<=", measured=lowest,
-            evidence=f"Up to {mass:.0%} of sum |lambda| is negative, and no trace is.",
+        least(
+            text="negative eigenvalues can make Tr H negative: least trace of 10 ReLU networks without BatchNorm",
+            measured=lowest,
+            evidence=f"Up to {mass:.0%} of sum |lambda| is negative, and no trace is. What the paper saw, it saw on "
+            "networks with BatchNorm.",
         ),
-        _claim(
-            where="section 6", text="the same with tanh and one sample, any label: least trace", expected=0.0,
-            relation="<=", measured=min(smooth), evidence="4 networks 3-4-4-3, one sample, each of three labels.",
+        least(
+            text="the same with BatchNorm by batch statistics, as in the paper's networks: least trace",
+            measured=min(normalised),
+            evidence=f"The same networks with BatchNorm before each ReLU: {sum(t < 0 for t in normalised)} of 10 "
+            "traces are negative.",
+        ),
+        least(
+            text="the same with tanh and one sample, any label: least trace", measured=min(smooth),
+            evidence="4 networks 3-4-4-3, one sample, each of three labels.",
         ),
     )  # fmt: skip

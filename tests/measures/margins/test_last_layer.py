@@ -140,3 +140,15 @@ def test_features_need_classes_and_samples_of_their_own():
         aceht_features(cases.problem("residual_train").risk())
     with pytest.raises(TypeError, match=r"expected a ritz\.Risk, got Linear"):
         aceht_features(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [CE(weight=torch.tensor([1.0, 3.0]), label_smoothing=0.1), BCE(pos_weight=torch.ones(1)), BCE(torch.ones(1))],
+)
+def test_a_loss_whose_hessian_is_weighted_otherwise_is_refused(loss):
+    x, binary = torch.arange(12.0).reshape(4, 3) / 5, isinstance(loss, BCE)
+    y = torch.tensor([0, 1, 1, 0])
+    risk = ritz.Risk(nn.Linear(3, 1 if binary else 2), loss, (x, y.double()[:, None] if binary else y))
+    with pytest.raises(UnsupportedError, match="weighted otherwise than its mean is"):
+        aceht_features(risk)

@@ -224,20 +224,26 @@ def test_a_network_called_by_a_function_of_ones_own_has_margins_at_its_layers():
     torch.testing.assert_close(found.values, usual.values)
 
 
-def test_tokens_with_one_label_have_margins_inside():
+def test_tokens_with_one_label_have_margins_inside_whichever_parameters_are_chosen():
     class Bag(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table, self.inner, self.head = nn.Embedding(7, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+            self.table, self.head = nn.Embedding(7, 4), nn.Linear(5, 3)
+            self.inner, self.beside = nn.Linear(4, 5), nn.Linear(4, 5)  # of one tensor, which has one slope
 
         def forward(self, tokens):
-            return self.head(self.inner(self.table(tokens)).tanh().mean(1))
+            h = self.table(tokens)
+            return self.head((self.inner(h).tanh() + self.beside(h).relu()).mean(1))
 
     tokens = seeded(lambda: torch.randint(7, (12, 6)))
-    for params in ("*", "head.*"):
-        found = layer_margins(ritz.Risk(seeded(Bag), CE(), (tokens, data()[1]), params=params))
-        assert found.layers == ("inner", "head")
-        assert found.values.isfinite().all()
+    model = seeded(Bag)
+    every, some = (
+        layer_margins(ritz.Risk(model, CE(), (tokens, data()[1]), params=params)) for params in ("*", "head.*")
+    )
+    assert every.layers == some.layers == ("inner", "beside", "head")
+    assert every.values.isfinite().all()
+    torch.testing.assert_close(some.values, every.values)
+    torch.testing.assert_close(every.values[0], every.values[1])
 
 
 @pytest.mark.parametrize("name", ["residual", "attention", "frozen", "unused"])

@@ -83,6 +83,13 @@ def test_the_study_draws_itself():
         study.plot(against="loss")
 
 
+def test_the_study_says_where_there_is_nothing_to_correlate():
+    risk = affine_risk(num=12)
+    X = torch.linspace(-2, 2, 12)[:, None].expand(12, 5)
+    right = risk.on((X, risk.model(X).argmax(1)))
+    assert "incorrect: no points, n = 0" in str(margin_study(right))
+
+
 def test_the_study_refuses_what_it_cannot_correlate():
     with pytest.raises(ValueError, match="at least 3 samples, got num_samples=2"):
         margin_study(affine_risk(), 2)

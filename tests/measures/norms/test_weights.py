@@ -10,7 +10,7 @@ from cases import make, mlp, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import ritz
 from ritz.measures.norms.paths import path_norm
@@ -222,6 +222,34 @@ def test_a_computed_weight_is_refused():
     risk = risk_of(nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2))), 2)
     with pytest.raises(ritz.errors.UnsupportedError, match=r"weights of 0 are computed.*remove_parametrizations"):
         spectral_norms(risk)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "change",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, lambda layer: prune.random_unstructured(layer, "weight", 1)],
+)
+def test_a_weight_computed_by_a_hook_is_refused(change):
+    model = nn.Sequential(change(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
+    risk = ritz.Risk(model, nn.MSELoss(), (torch.ones(2, 3), torch.ones(2, 2)))
+    for measure in (spectral_norms, stable_ranks, spectral_complexity, path_norm):
+        with pytest.raises(ritz.errors.UnsupportedError, match="the weights of 0 are computed from other parameters"):
+            measure(risk)
+
+
+def test_a_batch_norm_that_is_the_model_itself_is_a_layer():
+    model = with_statistics(nn.BatchNorm1d(3))
+    largest = float((model.weight.detach().abs() / (model.running_var + model.eps).sqrt()).max())
+    assert spectral_norms(risk_of(model, 3)).value.tolist() == pytest.approx([largest])
+    alone = path_norm(risk_of(nn.Sequential(copy.deepcopy(model)), 3))
+    assert path_norm(risk_of(model, 3)).value == pytest.approx(alone.value)
+
+
+def test_parameters_that_are_no_layer_have_no_layer_norms():
+    risk = risk_of(nn.Linear(3, 2), 3, params="bias")
+    for measure in (spectral_norms, log_spectral_product, stable_ranks, spectral_complexity):
+        with pytest.raises(ValueError, match="no chosen parameter has two or more dimensions"):
+            measure(risk)
 
 
 def test_hooks_of_the_user_run_in_no_product_and_ours_are_gone():
@@ -458,6 +486,26 @@ def test_activations_that_saturate_are_found_whatever_the_size_of_the_inputs(act
         X = scale * torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
         with pytest.raises(ritz.errors.UnsupportedError, match="not positively homogeneous"):
             path_norm(ritz.Risk(model, nn.MSELoss(), (X, torch.zeros(4, 2))))
+
+
+class Signed(nn.Module):
+    """Two layers, and something between them that has no weights."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(3, 4), nn.Linear(4, 2), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "between", [lambda h: (-h).relu(), lambda h: 3 * h.relu() - h.flip(1).relu(), lambda h: (-2 * h).relu()]
+)
+def test_a_network_that_subtracts_has_no_path_norm(between):
+    risk = risk_of(seeded(lambda: Signed(between)), 3)
+    with pytest.raises(ritz.errors.UnsupportedError, match="subtracts, so paths that pass through it"):
+        path_norm(risk)
 
 
 def test_an_opaque_risk_has_no_path_norm():

@@ -32,9 +32,10 @@ def signs(data: tuple[Tensor, Tensor], size: float = 0.3) -> ritz.Risk:
 
 
 def test_the_certificate_by_hand():
-    risk, sigma, draws, delta, prime = signs(drawn(300, 0)), 0.2, 20, 0.04, 0.02
+    risk, sigma, draws, delta, prime = signs(drawn(300, 0)), 0.3, 20, 0.04, 0.02
     X, y = drawn(300, 0)
-    u = risk.space.probes(range(draws), 5, "normal", dtype=torch.float64)
+    # draws that the search for sigma has not seen, or they would not be independent of sigma
+    u = risk.space.probes(range(2**20, 2**20 + draws), 5, "normal", dtype=torch.float64)
     weights = risk.space.join(risk.params()) + sigma * u  # (draws, 2)
     wrong = torch.stack([((X @ w[None]).argmax(1) != y).double().mean() for w in weights])
     prior = best_prior(0.3 * math.sqrt(2), 2, sigma)

@@ -112,6 +112,13 @@ def test_the_same_seed_gives_the_same_number_and_pieces_do_not_matter(solution, 
     assert minibatch_metric(cut, 32, 5).value == pytest.approx(one.value, rel=1e-12)
 
 
+def test_it_is_the_same_in_inference_mode():
+    risk = problem("mlp_relu").risk()
+    with torch.inference_mode():
+        inside = minibatch_metric(risk)
+    assert inside == minibatch_metric(risk)
+
+
 def test_what_has_no_curvature_per_sample_is_refused():
     with pytest.raises(UnsupportedError, match="with batch statistics or dropout a sample has no curvature"):
         minibatch_metric(problem("residual_train").risk())

@@ -106,8 +106,9 @@ def test_gradient_descent_diverges_just_above_the_stability_limit_and_not_below(
 
 def test_the_stability_limit_turns_the_interval_over():
     top = ritz.spectrum(DenseOperator(cases.symmetric(cases.spiked(200))), num_steps=12, num_probes=2).lambda_max
-    low, high = top.interval()
-    assert stability_limit(top).interval() == pytest.approx((2 / high, 2 / low))
+    for level in (0.95, 0.999):
+        low, high = top.interval(level)
+        assert stability_limit(top).interval(level) == pytest.approx((2 / high, 2 / low))
     assert stability_limit(top).value == pytest.approx(2 / top.value)
 
 
@@ -115,6 +116,8 @@ def test_without_a_positive_eigenvalue_every_learning_rate_is_below_the_limit():
     limit = stability_limit(ritz.spectrum(dense(-1.0, -2.0)).lambda_max)
     assert limit.value == math.inf
     assert limit.exact
+    assert limit.interval() == (math.inf, math.inf)
+    assert limit.stop == "no eigenvalue is positive: there is no limit"
 
 
 # ---------------------------------------------------------------------------------- eigenvalues and blocks
@@ -134,6 +137,13 @@ def test_what_is_not_positive_is_left_out_and_counted():
     assert found.value == pytest.approx(math.log(16), rel=1e-9)
     assert "4 largest eigenvalues, 2 of them left out" in found.convention
     assert top_log_product(dense(8.0, 2.0), k=10).convention.startswith("sum of log lambda_i over the 2 largest")
+
+
+def test_a_matrix_of_fewer_eigenvalues_than_k_gives_all_it_has():
+    pairs = ritz.top_eigenpairs(dense(4.0, 2.0), 2)
+    assert top_log_product(pairs).value == pytest.approx(math.log(8))
+    with pytest.raises(ValueError, match="expected the 10 largest eigenpairs, got 2"):
+        top_log_product(ritz.top_eigenpairs(dense(4.0, 2.0, 1.0), 2))
 
 
 def test_known_eigenpairs_are_not_searched_again():

@@ -375,8 +375,10 @@ def test_the_margin_study_loads_back_equal_and_draws_itself(tmp_path):
     found = margin_correlations(y, x, torch.arange(60) % 3 != 0)
     assert ritz.load(found.save(tmp_path / "m")) == found
     ax = found.plot()
-    assert [text.get_text()[:9] for text in ax.get_legend().get_texts()] == ["correct, ", "incorrect"]
+    assert [text.get_text().split(":")[0] for text in ax.get_legend().get_texts()] == ["40 correct", "20 incorrect"]
     assert sum(len(points.get_offsets()) for points in ax.collections) == 60
+    right = margin_correlations(y, x, torch.ones(60, dtype=torch.bool)).plot()
+    assert len(right.get_legend().get_texts()) == 1  # nothing of what is not there
 
 
 @pytest.mark.parametrize(

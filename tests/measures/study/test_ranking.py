@@ -16,6 +16,7 @@ from scipy import stats
 import ritz
 from ritz.measures.study.axes import conditional_information, granulated_tau, sign_error
 from ritz.measures.study.ranking import _monotone, holm, study
+from ritz.results import Estimate
 
 QUICK = {"resamples": 199}
 
@@ -368,6 +369,22 @@ def test_every_kind_of_table_gives_the_same_study(tmp_path):
     truth = study(rows, axes=AXES, **QUICK)
     for table in (columns, arrays, Frame(columns), path, str(path), dict(enumerate(rows))):
         assert study(table, axes=AXES, **QUICK) == truth
+    path.write_text("\ufeff" + path.read_text())  # as spreadsheets do
+    assert study(path, axes=AXES, **QUICK) == truth
+
+
+def test_a_number_may_come_as_a_tensor_an_array_or_an_estimate_of_one():
+    rows = grid()
+    truth = study(rows, measures="trace", **QUICK)
+    for wrap in (
+        lambda x: torch.tensor(x),
+        lambda x: torch.tensor([x]),
+        lambda x: np.array([x]),
+        lambda x: Estimate(name="trace", value=torch.tensor(x), exact=True),
+    ):
+        found = study([{**row, "trace": wrap(row["trace"])} for row in rows], measures="trace", **QUICK)
+        assert found["trace"] == truth["trace"]
+    assert list(study([{"gap_loss": i, 7: i} for i in range(3)], **QUICK)) == ["7"]
 
 
 def test_results_of_measure_are_rows():
@@ -429,6 +446,8 @@ def test_without_axes_named_text_that_repeats_is_one():
     found = study(rows, measures=["trace"], **QUICK)
     assert list(found.axes) == ["optimizer"]
     assert study(rows, **QUICK).left_out["run"] == "text, and not named as an axis"
+    some = [{**row, "optimizer": None if i == 1 else row["optimizer"]} for i, row in enumerate(rows)]
+    assert study(some, **QUICK).left_out["optimizer"] == "text, and not named as an axis"  # one run has none
 
 
 def test_what_is_no_number_is_left_out_with_the_reason():

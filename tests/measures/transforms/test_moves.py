@@ -625,6 +625,13 @@ def test_a_layout_that_is_not_by_blocks_is_refused_by_the_check():
         permute(problem("concatenated").risk())
 
 
+def test_the_next_layer_is_permuted_where_the_check_refuses_the_first():
+    grouped = problem("", lambda: nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.ReLU(), *mlp(6, 5, 3))).risk()
+    with pytest.raises(UnsupportedError, match="0: permuting the units of 0 has moved the outputs"):
+        permute(grouped, 1, "0")  # units of one group with those of another
+    same_function(grouped, permute(grouped, 1))
+
+
 def test_a_weight_that_reads_its_own_units_is_not_permuted():
     with pytest.raises(UnsupportedError, match="a: it reads its own units"):
         permute(problem("", Tied).risk(), 0, "a")

@@ -182,11 +182,9 @@ class MarginDistribution:
         return ax
 
     def _boxes(self, ax: "Axes") -> "Axes":
-        boxes = [drawn(self.box, "all")]
-        for word, side in (("right", True), ("wrong", False)):
-            if bool((self.correct == side).any()):
-                boxes.append(drawn(self.part(side).box, word))
-        ax.bxp(boxes)
+        sides = [(word, side) for word, side in (("right", True), ("wrong", False)) if (self.correct == side).any()]
+        boxes = [drawn(self.part(side).box, word) for word, side in sides]
+        ax.bxp([drawn(self.box, "all"), *boxes] if len(boxes) > 1 else boxes)
         ax.set(ylabel=self.name, title=self._shape())
         return ax
 

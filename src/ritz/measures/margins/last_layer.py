@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...batches import Batch
 from ...errors import UnsupportedError
 from ...layers import Capture, Recorder, reachable
+from ...losses.base import Loss
 from ...reducers import Concat
 from ...results import Estimate
 from ...risk import Params, Progress, Risk
@@ -37,7 +38,8 @@ def sample_aceht_features(risk: Risk, *, progress: Progress | None = None) -> Te
 
     Raises:
         UnsupportedError: If the outputs do not come from a linear layer as they are, or its weight is used elsewhere
-            too; for losses without classes, and BatchNorm in train mode.
+            too; for losses without classes, those whose Hessian is weighted otherwise than their mean is (`pos_weight`,
+            label smoothing together with class weights), and BatchNorm in train mode.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, 2))
@@ -53,7 +55,7 @@ def aceht_features(risk: Risk, *, progress: Progress | None = None) -> Estimate:
     """The trace of the last layer's block of the Hessian, from one forward pass; see `sample_aceht_features`.
 
     It is that block's trace for cross-entropy, class weights and `ignore_index` included, and for binary cross-entropy
-    with one output. A `pos_weight`, or label smoothing together with class weights, is not in the formula.
+    with one output.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, 2))
@@ -76,6 +78,7 @@ def _traces(risk: Risk, progress: Progress | None) -> tuple[Tensor, Tensor, str]
     if not isinstance(risk, Risk):
         raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
     loss = risk.output_loss
+    _refuse_reweighted(loss)
     if coupled(risk):
         raise UnsupportedError(
             "BatchNorm in train mode makes the features of a sample depend on its batch, so it has no trace of its "
@@ -100,6 +103,17 @@ def _traces(risk: Risk, progress: Progress | None) -> tuple[Tensor, Tensor, str]
     table: Tensor = last.fold(rows, Concat(), progress=progress).cpu()
     values, weight = table[table[:, 1] != 0].T.contiguous()
     return values, weight, name
+
+
+def _refuse_reweighted(loss: Loss) -> None:
+    """Refuse losses whose Hessian is not that of cross-entropy times the weight of the item."""
+    smoothed = getattr(loss, "label_smoothing", 0.0) and getattr(loss, "class_weight", None) is not None
+    if smoothed or any(getattr(loss, name, None) is not None for name in ("pos_weight", "element_weight")):
+        raise UnsupportedError(
+            "the Hessian of this loss is weighted otherwise than its mean is (pos_weight, element weights, or label "
+            "smoothing together with class weights), so the trace of the last layer has no such form; use "
+            "ritz.trace(ritz.GGN(risk).block(...))"
+        )
 
 
 def _last_layer(risk: Risk) -> tuple[str, tuple[str, ...]]:

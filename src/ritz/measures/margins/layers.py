@@ -249,7 +249,10 @@ class _Points:
         def apart(name: str, h: Tensor) -> Tensor:
             return (_rows(h) - means[name]).square().sum(1) if name in means else h.new_zeros(len(h)).double()
 
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        # where inputs are indices the graph begins at parameters: at all of them, whichever are chosen
+        state = {**self.risk.state(), **params}
+        own = [name for name, p in self.risk.model.named_parameters() if p.is_floating_point()]
+        leaves = {name: state[name].detach().requires_grad_() for name in own}
         with torch.enable_grad(), _Watch(self, apart, graph=True) as watch:
             margin, weight = self._margins(self.risk.output(leaves, batch), batch)
             total = margin.sum()

@@ -65,12 +65,7 @@ class MarginStudy:
         for key, name in _AXES.items():
             for kind in ("correct", "incorrect"):
                 group: PointCorrelations = getattr(getattr(self, key), kind)
-                low, high = group.pearson.interval()
-                lines.append(
-                    f"{name:>13}, {kind + ':':<10} r {group.pearson.value:6.3f} in [{low:6.3f}, {high:6.3f}], "
-                    f"{group.filtered.value:6.3f} without {group.removed:2} outliers, rho {group.spearman.value:6.3f}, "
-                    f"n = {group.n}"
-                )
+                lines.append(f"{name:>13}, {kind + ':':<10} {group.pearson.reason or _row(group)}, n = {group.n}")
         return "\n".join(lines)
 
     def plot(self, ax: "Axes | None" = None, *, against: Against = "aceht") -> "Axes":
@@ -88,6 +83,14 @@ class MarginStudy:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
+
+
+def _row(group: PointCorrelations) -> str:
+    low, high = group.pearson.interval()
+    return (
+        f"r {group.pearson.value:6.3f} in [{low:6.3f}, {high:6.3f}], {group.filtered.value:6.3f} without "
+        f"{group.removed:2} outliers, rho {group.spearman.value:6.3f}"
+    )
 
 
 def margin_study(

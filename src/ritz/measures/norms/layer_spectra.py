@@ -25,7 +25,7 @@ from ...intervals import StudentT
 from ...results import Estimate, new_axes
 from ...risk import Progress, Risk
 from ...storage import equal, save
-from .linear_maps import linear_layers
+from .linear_maps import weight_matrices
 from .matrix_laws import MIN_TAIL, Bulk, PowerLaw, fit_bulk, fit_power_law
 
 if TYPE_CHECKING:
@@ -200,14 +200,14 @@ class LayerSpectra:
             if not len(x):
                 continue
             above = torch.arange(len(x), 0, -1, dtype=torch.float64) / len(x)
-            (curve,) = ax.plot(x, above, ".", ms=3, label=name)
+            label = name if layer.tail is None else f"{name}, α = {layer.tail.alpha:.2f}"
+            (curve,) = ax.plot(x, above, ".", ms=3, label=label)
             if layer.tail is not None:
                 ends = torch.tensor([layer.tail.x_min, float(x[-1])], dtype=torch.float64)
                 share = layer.tail.num_tail / len(x) * (ends / ends[0]) ** (1 - layer.tail.alpha)
-                label = f"α = {layer.tail.alpha:.2f}"
-                ax.plot(ends, share, "--", color=curve.get_color(), lw=1.2, label=label)
+                ax.plot(ends, share, "--", color=curve.get_color(), lw=1.2)
         ax.set(xscale="log", yscale="log", xlabel="eigenvalue λ of W'W", ylabel="share of eigenvalues above λ")
-        ax.legend(fontsize="small", frameon=False, ncols=2)
+        ax.legend(fontsize="small", frameon=False, loc="lower left", markerscale=3)
         return ax
 
 
@@ -234,9 +234,7 @@ def layer_spectra(
     """
     if min_eigenvalues < MIN_TAIL:
         raise ValueError(f"min_eigenvalues must be at least {MIN_TAIL}, got {min_eigenvalues}")
-    layers = [layer for layer in linear_layers(risk, "matrix") if layer.weight.ndim > 1]
-    if not layers:
-        raise ValueError("no chosen parameter has two or more dimensions, so there is no weight matrix")
+    layers = weight_matrices(risk)
     found = {}
     for done, layer in enumerate(layers, 1):
         eps = torch.finfo(layer.weight.dtype).eps

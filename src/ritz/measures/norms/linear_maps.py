@@ -107,11 +107,12 @@ def linear_layers(risk: Risk, convolutions: Convolutions) -> list[Layer]:
 
     Raises:
         UnsupportedError: If weights are computed from others, or if the map of a convolution is not known.
+        ValueError: If there are none.
     """
     if convolutions not in ("operator", "matrix"):
         raise ValueError(f"convolutions must be 'operator' or 'matrix', got {convolutions!r}")
     modules = dict(risk.model.named_modules())
-    _refuse_computed_weights(modules)
+    refuse_computed_weights(modules)
     shapes = _input_shapes(risk, modules) if convolutions == "operator" else {}
     state = risk.state()
     names = {id(p): name for name, p in risk.model.named_parameters()}  # shared weights have one name
@@ -122,21 +123,54 @@ def linear_layers(risk: Risk, convolutions: Convolutions) -> list[Layer]:
                 if isinstance(module, _ConvNd) and convolutions == "operator":
                     _refuse_unknown_map(place, module, shapes)
                 found[name] = Layer(name, state[name], module, shapes.get(place, ()))
-        if isinstance(module, _NORMS) and risk.mode == "eval" and f"{place}.running_var" in state:
-            name = place if module.weight is None else names[id(module.weight)]
+        variance = within(place, "running_var")
+        if isinstance(module, _NORMS) and risk.mode == "eval" and variance in state:
+            name = (place or type(module).__name__) if module.weight is None else names[id(module.weight)]
             gamma = 1.0 if module.weight is None else state[name]
             if module.weight is None or name in risk.names:
-                scale = gamma * (state[f"{place}.running_var"] + module.eps).rsqrt()
+                scale = gamma * (state[variance] + module.eps).rsqrt()
                 found[name] = Layer(name, scale, module, shapes.get(place, ()))
+    if not found:
+        raise ValueError("no chosen parameter has two or more dimensions, and none is BatchNorm's: there are no layers")
     return list(found.values())
 
 
-def _refuse_computed_weights(modules: Mapping[str, nn.Module]) -> None:
+def weight_matrices(risk: Risk) -> list[Layer]:
+    """The chosen weights of two or more dimensions, to be taken as matrices (out, rest).
+
+    Raises:
+        UnsupportedError: If weights are computed from others.
+        ValueError: If there are none.
+    """
+    layers = [layer for layer in linear_layers(risk, "matrix") if layer.weight.ndim > 1]
+    if not layers:
+        raise ValueError("no chosen parameter has two or more dimensions, so there is no weight matrix")
+    return layers
+
+
+def within(place: str, name: str) -> str:
+    """The name of a parameter or buffer of the module at a place; that of the model itself is empty.
+
+    Example:
+        >>> within("norm", "running_var"), within("", "running_var")
+        ('norm.running_var', 'running_var')
+    """
+    return f"{place}.{name}" if place else name
+
+
+def refuse_computed_weights(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse weights that are computed from others, which are not the weights of any layer.
+
+    Raises:
+        UnsupportedError: By `torch.nn.utils.parametrize`, or by a hook as weight normalisation and pruning have it.
+    """
     for place, module in modules.items():
-        if is_parametrized(module):
+        held = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
+        by_hook = any(f"{name}{suffix}" in module._parameters for name in held for suffix in ("_v", "_orig"))
+        if is_parametrized(module) or by_hook:
             raise UnsupportedError(
                 f"the weights of {place or 'the model'} are computed from other parameters; use a copy of the model "
-                "after torch.nn.utils.parametrize.remove_parametrizations"
+                "after torch.nn.utils.parametrize.remove_parametrizations (remove_weight_norm, prune.remove)"
             )
 
 

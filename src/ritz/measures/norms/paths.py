@@ -1,22 +1,30 @@
 """The path norm: the weights of a network as they multiply from input to output."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from ...batches import Batch, map_tensors
+from ...batches import Batch, map_tensors, tensors_of
 from ...errors import NonFiniteError, UnsupportedError
+from ...linearity import packet_name
 from ...results import Estimate
 from ...risk import Risk
+from .linear_maps import refuse_computed_weights, within
 
 _WEIGHTED = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_STATISTICS = ("running_mean", "running_var")
+
+_CARRIED = ("aten::clone", "aten::detach", "aten::_to_copy")  # statistics too, which may well be negative
 
 _FACTORS = (1.0, 1e-3, 1e3)  # of inputs and biases, to see whether outputs follow
 
@@ -33,8 +41,8 @@ def path_norm(risk: Risk) -> Estimate:
     the weights into a unit grow by c and those out of it shrink by c (Dinh et al. 2017).
 
     Raises:
-        UnsupportedError: If the network holds weights in other layers than linear ones, convolutions and BatchNorm, or
-            if on a sample its outputs do not grow in proportion with inputs and biases.
+        UnsupportedError: If the network holds weights in other layers than linear ones, convolutions and BatchNorm, if
+            on a sample its outputs do not grow in proportion with inputs and biases, or if it subtracts.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
@@ -49,6 +57,7 @@ def path_norm(risk: Risk) -> Estimate:
     if risk.mode != "eval" or risk.dropout:
         raise UnsupportedError("a path norm is one of fixed weights: use mode='eval', and no dropout")
     _refuse_other_layers(risk.model)
+    refuse_computed_weights(dict(risk.model.named_modules()))
     risk.check()
     batch = next(iter(risk.batches)).pieces(1)[0]
     network = _Network(risk, _feeds(risk, batch))
@@ -62,12 +71,36 @@ def path_norm(risk: Risk) -> Estimate:
                 f"not {factor:g} times as large. Path norms are for networks of ReLUs; look for another activation, "
                 "softmax, LayerNorm, or a constant that is added"
             )
-    total = float(network.squared(batch).double().sum())
-    if not 0 <= total < math.inf:
-        raise NonFiniteError(f"the sum over paths is {total}; use dtype=torch.float64, or look for a branch subtracted")
+    signs = _Signs()
+    total = float(network.squared(batch, signs).double().sum())
+    if signs.turned:
+        raise UnsupportedError(
+            f"{signs.turned} subtracts, so paths that pass through it would not be added; path norms are for networks "
+            "in which weights alone change a sign"
+        )
+    if not total < math.inf:
+        raise NonFiniteError(f"the sum over paths is {total}; use dtype=torch.float64")
     squared = Estimate(name="squared path norm", value=total, exact=True, convention="sum over paths, no root taken")
     text = "root of the sum over paths of squared weights, biases as paths of their own"
     return Estimate(name="path norm", value=math.sqrt(total), exact=True, convention=text, parts={"squared": squared})
+
+
+class _Signs(TorchDispatchMode):
+    """Looks for operations that turn signs: where inputs, weights and shifts are squares, nothing else is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.turned = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name, floats = packet_name(func), [x for x in tensors_of(result) if x.is_floating_point()]
+        turns = name in ("aten::sub", "aten::rsub") or any(bool((x < 0).any()) for x in floats)
+        if floats and turns and name not in _CARRIED:
+            self.turned = self.turned or name
+        return result
 
 
 class _Network:
@@ -86,13 +119,18 @@ class _Network:
         inputs = map_tensors(batch.data, lambda x: x * factor if x.is_floating_point() else x)
         return self._run(batch, inputs, lambda weight: weight, lambda shift: shift * factor)
 
-    def squared(self, batch: Batch) -> Tensor:
-        """The outputs for ones, with weights and shifts squared."""
+    def squared(self, batch: Batch, signs: _Signs) -> Tensor:
+        """The outputs for ones, with weights and shifts squared; `signs` looks on."""
         inputs = map_tensors(batch.data, lambda x: torch.ones_like(x) if x.is_floating_point() else x)
-        return self._run(batch, inputs, Tensor.square, Tensor.square)
+        return self._run(batch, inputs, Tensor.square, Tensor.square, signs)
 
     def _run(
-        self, batch: Batch, inputs: object, weight: Callable[[Tensor], Tensor], shift: Callable[[Tensor], Tensor]
+        self,
+        batch: Batch,
+        inputs: object,
+        weight: Callable[[Tensor], Tensor],
+        shift: Callable[[Tensor], Tensor],
+        signs: _Signs | None = None,
     ) -> Tensor:
         changed: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
@@ -103,7 +141,8 @@ class _Network:
         for name, norm in self.norms.items():
             scale, offset = self._scale_and_shift(name, norm)
             changed |= self._as_norm(name, norm, weight(scale), shift(offset))
-        return _output(self.risk.at(changed), dataclasses.replace(batch, data=inputs))
+        with signs or contextlib.nullcontext():
+            return _output(self.risk.at(changed), dataclasses.replace(batch, data=inputs))
 
     def _name(self, parameter: Tensor) -> str:
         return self.names[id(parameter)]
@@ -113,7 +152,7 @@ class _Network:
 
     def _scale_and_shift(self, name: str, norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tensor]:
         """s and b of BatchNorm as s x + b, the bias of the layer that feeds it included."""
-        mean, variance = self.state[f"{name}.running_mean"], self.state[f"{name}.running_var"]
+        mean, variance = (self.state[within(name, each)] for each in _STATISTICS)
         scale = (variance + norm.eps).rsqrt()
         if norm.weight is not None:
             scale = scale * self._value(norm.weight)
@@ -127,13 +166,14 @@ class _Network:
         self, name: str, norm: nn.modules.batchnorm._BatchNorm, scale: Tensor, offset: Tensor
     ) -> dict[str, Tensor]:
         """Parameters and statistics with which BatchNorm is scale x + offset."""
+        mean, variance = (within(name, each) for each in _STATISTICS)
         if norm.weight is None or norm.bias is None:
-            return {f"{name}.running_mean": -offset / scale, f"{name}.running_var": scale**-2 - norm.eps}
+            return {mean: -offset / scale, variance: scale**-2 - norm.eps}
         return {
             self._name(norm.weight): scale,
             self._name(norm.bias): offset,
-            f"{name}.running_mean": torch.zeros_like(scale),
-            f"{name}.running_var": torch.ones_like(scale) - norm.eps,
+            mean: torch.zeros_like(scale),
+            variance: torch.ones_like(scale) - norm.eps,
         }
 
 

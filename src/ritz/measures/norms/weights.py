@@ -14,7 +14,7 @@ from ...results import Estimate
 from ...risk import Progress, Risk
 from ...space import row_norms
 from ..subject import as_vector
-from .linear_maps import Convolutions, linear_layers
+from .linear_maps import Convolutions, linear_layers, weight_matrices
 
 
 def weight_norm(risk: Risk, order: float = 2) -> Estimate:
@@ -178,11 +178,10 @@ def stable_ranks(risk: Risk) -> Estimate:
     """
     text = "||W||_F^2 / ||W||^2 of the weight as a matrix (out, rest)"
     parts = {}
-    for layer in linear_layers(risk, "matrix"):
-        if layer.weight.ndim > 1:
-            squares = torch.linalg.svdvals(layer.matrix).square()
-            value = float(squares.sum() / squares[0]) if float(squares[0]) else 0.0
-            parts[layer.name] = Estimate(name=f"stable rank of {layer.name}", value=value, exact=True, convention=text)
+    for layer in weight_matrices(risk):
+        squares = torch.linalg.svdvals(layer.matrix).square()
+        value = float(squares.sum() / squares[0]) if float(squares[0]) else 0.0
+        parts[layer.name] = Estimate(name=f"stable rank of {layer.name}", value=value, exact=True, convention=text)
     total = math.fsum(float(e.value) for e in parts.values())
     return Estimate(name="stable ranks", value=total, exact=True, convention=f"sum over layers of {text}", parts=parts)
 

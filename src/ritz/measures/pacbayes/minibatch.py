@@ -62,7 +62,8 @@ def minibatch_metric(
     size = min(batch_size, risk.num_samples)
     if size < 2:
         raise ValueError(f"an error bar over samples needs at least 2 of them, got batch_size={batch_size} of {size}")
-    part = risk.on([risk.batches.sample(1, size, seed)[0].data])
+    with torch.inference_mode(False):  # samples are differentiated through
+        part = risk.on([risk.batches.sample(1, size, seed)[0].data])
     part.check()
     squares, how = SquaredGradients(part), ""
 
@@ -80,7 +81,8 @@ def minibatch_metric(
     trace = float(totals.sum() / weight.sum())
     # the influence of each sample on the ratio: their mean is the trace, their spread its error
     samples = trace + size * (totals - trace * weight) / weight.sum()
-    linearity = multi_affine(part)
+    with torch.inference_mode(False):
+        linearity = multi_affine(part)
     matrix = "Tr H = Tr GGN" if linearity.holds else f"Tr GGN, not Tr H ({linearity.reason})"
     text = f"{matrix}, one backward pass with {how}, {size} of the samples; {risk.convention()}"
     estimate = bootstrapped("trace", samples, seed=seed, convention=text)

@@ -20,6 +20,7 @@ from ...batches import Batch
 from ...errors import UnsupportedError
 from ...estimators.quantities import Spectrum
 from ...estimators.trace import trace
+from ...intervals import Reciprocal
 from ...krylov.eigen import EigenPairs, top_eigenpairs
 from ...losses.base import gradient
 from ...operators.algebra import Derived
@@ -86,22 +87,20 @@ def taylor_shift(spectrum: Spectrum, rho: float) -> Estimate:
 def stability_limit(lambda_max: Estimate) -> Estimate:
     """2 / lambda_1: the learning rate above which gradient descent on the quadratic model diverges (seed 000, sec. 4).
 
-    Infinite where no eigenvalue is positive. The bracket has the ends of the 95 % interval of lambda_1.
+    Infinite where no eigenvalue is positive. Its interval is that of lambda_1, turned over.
 
     Example:
         >>> stability_limit(ritz.Estimate(name="lambda max", value=20.0, exact=True)).value
         0.1
     """
-
-    def limit(x: float) -> float:
-        return 2 / x if x > 0 else math.inf
-
-    low, high = (float(end) for end in lambda_max.interval(0.95))
+    rule = Reciprocal(lambda_max.rule, 2.0)
+    value, ends = float(lambda_max.value), lambda_max.bracket
     return Estimate(
-        name="stability limit", value=limit(float(lambda_max.value)), exact=lambda_max.exact,
-        bracket=None if lambda_max.exact else (limit(high), limit(low)), support=(0.0, math.inf),
-        products=lambda_max.products, seed=lambda_max.seed, stop=lambda_max.stop,
-        convention=f"2 / lambda_1, plain gradient descent; bracket from 95 % of lambda_1; {lambda_max.convention}",
+        name="stability limit", value=rule.over(value), exact=lambda_max.exact, rule=rule, support=(0.0, math.inf),
+        stderr=2 / value**2 * float(lambda_max.stderr) if value > 0 else 0.0,
+        bracket=(rule.over(ends[1]), rule.over(ends[0])) if ends else None, products=lambda_max.products,
+        seed=lambda_max.seed, stop=lambda_max.stop if value > 0 else "no eigenvalue is positive: there is no limit",
+        convention=f"2 / lambda_1, plain gradient descent; {lambda_max.convention}",
     )  # fmt: skip
 
 
@@ -136,7 +135,7 @@ def top_log_product(
         raise ValueError(f"k must be at least 1, got {k}")
     if isinstance(source, EigenPairs):
         pairs = source
-        if pairs.which != "largest" or len(pairs) < k:
+        if pairs.which != "largest" or len(pairs) < min(k, len(pairs.vectors)):
             raise ValueError(f"expected the {k} largest eigenpairs, got {len(pairs)} of which={pairs.which!r}")
     elif isinstance(source, Operator):
         pairs = top_eigenpairs(source, min(k, source.dim), seed=seed, progress=progress)

@@ -4,7 +4,7 @@
     average case   E_d L(w + d) - L(w)
 
 The value of a worst case is the largest rise that was met. That is a lower bound of the maximum, so its bracket has no
-upper end. Passes over the data are counted as products. What curvature says without moving is in `flatness`.
+upper end. Passes over the data are counted as products. What curvature says without moving is in `curvature`.
 """
 
 import math

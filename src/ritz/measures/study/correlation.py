@@ -310,12 +310,17 @@ class MarginCorrelations:
             ("correct", self.correct, right, "C0"),
             ("incorrect", self.incorrect, ~right, "C1"),
         ):
-            label = f"{name}, r = {group.pearson.value:.3f} ({group.filtered.value:.3f} without outliers)"
+            if not group.n:
+                continue
+            outliers = f" ({group.filtered.value:.3f} without {group.removed} outliers)" if group.removed else ""
+            r = group.pearson.reason or f"r = {group.pearson.value:.3f}{outliers}"
+            label = f"{group.n} {name}: {r}"
             inside, outside = (mask & ~self.outlier).numpy(), (mask & self.outlier).numpy()
             ax.scatter(x[inside], y[inside], s=8, color=color, lw=0, alpha=0.6, label=label)
             ax.scatter(x[outside], y[outside], s=12, facecolors="none", edgecolors=color, lw=0.6)
         ax.set(xlabel="bound", ylabel="Hessian trace of the sample")
-        ax.legend(frameon=False, fontsize="small")
+        if len(x):
+            ax.legend(frameon=False, fontsize="small")
         return ax
 
 

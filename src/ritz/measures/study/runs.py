@@ -114,7 +114,7 @@ def roles(
     if np.isnan(runs.numbers[target]).all():
         raise ValueError(f"target {target!r} has no value in any run")
     if axes is None:
-        words = [name for name in runs.labels if name not in runs.numbers]
+        words = [name for name, cells in runs.labels.items() if name not in runs.numbers and None not in cells]
         settings = [name for name in words if 1 < len(set(runs.labels[name])) < len(runs)]
     else:
         settings = [name for name in named(axes, runs.labels, "axes") if name != target]
@@ -172,7 +172,7 @@ def hint(name: str, columns: Collection[str]) -> str:
 def _columns(table: Any) -> dict[str, list[Any]]:
     """The cells of every column."""
     if isinstance(table, str | os.PathLike):
-        with Path(table).open(newline="", encoding="utf8") as file:
+        with Path(table).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark of byte order
             return _of_rows(list(csv.DictReader(file)))
     if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a data frame, of whichever package
         table = table.to_dict("list")
@@ -195,8 +195,8 @@ def _of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
         mapping = _as_row(row)
         if mapping is None:
             raise TypeError(f"run {i} must be a mapping from names to numbers, got a {type(row).__name__}")
-        found.append(mapping)
-    names = dict.fromkeys(str(name) for row in found for name in row)
+        found.append({str(name): cell for name, cell in mapping.items()})
+    names = dict.fromkeys(name for row in found for name in row)
     return {name: [row.get(name) for row in found] for name in names}
 
 
@@ -221,15 +221,17 @@ def _number(cell: Any) -> float | None:
     """A cell as a float, NaN where it is empty; None where it is no number."""
     if isinstance(cell, Estimate):
         cell = cell.value
-    if cell is None:
+    if isinstance(cell, Tensor | np.ndarray):
+        if math.prod(cell.shape) != 1:
+            return None
+        cell = cell.item()
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
         return math.nan
-    if isinstance(cell, bool | np.bool_) or (isinstance(cell, Tensor | np.ndarray) and cell.size != 1):
+    if isinstance(cell, bool | np.bool_):
         return None
-    if isinstance(cell, str) and not cell.strip():
-        return math.nan
     try:
         return float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -237,7 +237,17 @@ def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -
         >>> bool((moved.params()["2.weight"] == model[2].weight.flip(1)).all())
         True
     """
-    units = _picked_units(risk, joint)
+    candidates, reasons = _units(risk, joint)
+    for units in candidates:
+        try:
+            return _permuted(risk, units, seed)
+        except UnsupportedError as error:  # by the check: what is between two layers may know the order of its units
+            reasons[layer_of(units.weight)] = str(error)
+    raise UnsupportedError(f"no hidden units can be permuted: {listed(reasons)}")
+
+
+def _permuted(risk: Risk, units: Units, seed: int) -> Risk:
+    """The risk with these units in an order that the seed names."""
     order = random_uniform(units.size, ("permute", int(seed), units.weight)).argsort()
     if bool((order == torch.arange(units.size)).all()):
         order = order.roll(1)
@@ -247,8 +257,8 @@ def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -
     return _checked(risk, moved, 1.0, f"permuting the units of {layer_of(units.weight)}")
 
 
-def _picked_units(risk: Risk, joint: Joint | int | str | None) -> Units:
-    """The units that are meant; those of the layer before it where a normalisation is named."""
+def _units(risk: Risk, joint: Joint | int | str | None) -> tuple[list[Units], dict[str, str]]:
+    """The units that may be meant, and why others cannot; those of the layer before a normalisation that is named."""
     tape = trace(risk)
     name = None if joint is None else joint if isinstance(joint, str) else pick(risk, joint).first
     named = [weight for weight in tape.weights if layer_of(weight.name) == name]
@@ -256,6 +266,7 @@ def _picked_units(risk: Risk, joint: Joint | int | str | None) -> Units:
         raise UnsupportedError(f"no layer {name!r} takes part in the outputs")
     makes = [weight for weight in named if weight.out is not None]
     inside = {weight.name for weight in named} if named else set(risk.names)
+    found: list[Units] = []
     reasons: dict[str, str] = {}
     for weight in makes or tape.weights:
         try:
@@ -264,8 +275,8 @@ def _picked_units(risk: Risk, joint: Joint | int | str | None) -> Units:
             reasons[layer_of(weight.name)] = str(conflict)
             continue
         if not inside.isdisjoint(units.axes):
-            return units
-    raise UnsupportedError(f"no hidden units can be permuted: {listed(reasons)}")
+            found.append(units)
+    return found, reasons
 
 
 # --------------------------------------------------------------------------------------------------- checks
@@ -323,10 +334,11 @@ def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
     wanted = wanted * scale
     size, error = float(wanted.abs().max()), float((got - wanted).abs().max())
     if not error <= _tolerance(risk.dtype) * size:  # NaN too
+        finer = "" if risk.dtype == torch.float64 else ", or dtype=torch.float64"
         raise UnsupportedError(
-            f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {risk.dtype} is too coarse for "
-            "it (take a factor nearer to 1, or dtype=torch.float64), or the network depends on these weights in a way "
-            "that its trace does not show, as by compiled code, masks or another layout of its units"
+            f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {risk.dtype} is too coarse for it "
+            f"(take a factor nearer to 1{finer}), or the network depends on these weights in a way that its trace does "
+            "not show, as by compiled code, masks or another layout of its units"
         )
     return after
 
