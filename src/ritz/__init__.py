@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, losses, measures, operators, testing, transforms
+    from ritz import errors, landscape, losses, measures, operators, rmt, testing, transforms
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -71,6 +71,7 @@ __all__ = [
     "measure",
     "measures",
     "operators",
+    "rmt",
     "sample_traces",
     "solve",
     "spectrum",
@@ -115,6 +116,7 @@ _SUBMODULES = {
     "losses": "ritz.losses",
     "measures": "ritz.measures",
     "operators": "ritz.operators",
+    "rmt": "ritz.rmt",
     "testing": "ritz.testing",
     "transforms": "ritz.transforms",
 }

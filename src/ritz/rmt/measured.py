@@ -1,0 +1,93 @@
+"""A spectrum as a measure to compare a law with: given in full, as nodes and weights, or as one Krylov run saw it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..results import Estimate, affine, from_samples
+
+if TYPE_CHECKING:
+    from ..estimators.quantities import Spectrum
+
+Levels = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def check_source(source: Any) -> None:
+    """Refuse what is no spectrum, an operator above all."""
+    if not isinstance(source, Tensor) and not (hasattr(source, "head_residuals") and hasattr(source, "mass")):
+        raise TypeError(
+            f"expected a ritz.Spectrum or a tensor of eigenvalues, got {type(source).__name__}; of an operator take "
+            "ritz.spectrum"
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Nodes and weights that sum to one, and the run that they came from."""
+
+    nodes: Tensor  # (n,) ascending
+    weights: Tensor  # (n,)
+    spectrum: "Spectrum | None" = None
+
+    @classmethod
+    def of(cls, source: "Spectrum | Tensor", weights: Tensor | None) -> "Measured":
+        """From eigenvalues, nodes and weights, or a run.
+
+        Raises:
+            TypeError: If it is none of these.
+            ValueError: If they are not finite, do not fit, or the weights are no probabilities.
+        """
+        check_source(source)
+        if not isinstance(source, Tensor):
+            if weights is not None:
+                raise ValueError("a Spectrum has weights of its own; give weights with nodes only")
+            exact = source.tail is None
+            return cls(source.nodes.double(), source.weights.double(), None if exact else source)
+        nodes = source.detach().double().cpu()
+        shares = torch.ones_like(nodes) if weights is None else weights.detach().double().cpu()
+        if nodes.ndim != 1 or not len(nodes) or shares.shape != nodes.shape:
+            raise ValueError(f"expected nodes and weights (n,), got {tuple(nodes.shape)} and {tuple(shares.shape)}")
+        fair = bool((shares >= 0).all()) and float(shares.sum()) > 0
+        if not (fair and bool(nodes.isfinite().all() & shares.isfinite().all())):
+            raise ValueError("nodes must be finite, weights not negative and not all 0")
+        order = nodes.argsort()
+        return cls(nodes[order], shares[order] / shares.sum())
+
+    def mean(self, f: Callable[[Tensor], Tensor], name: str) -> Estimate:
+        """Tr f(X) / P."""
+        run = self.spectrum
+        if run is None:
+            return Estimate(name=name, value=float(self.weights @ f(self.nodes)), exact=True)
+        assert run.tail is not None
+        left = (run.dim - len(run.head)) / run.dim
+        samples = left * run.tail.gauss().integrate(f)
+        about: dict[str, Any] = {
+            "products": run.products,
+            "seed": run.seed,
+            "stop": run.stop,
+            "convention": run.convention,
+        }
+        return from_samples(name, samples, offset=float(f(run.head).sum()) / run.dim, **about)
+
+    def moment(self, k: int) -> Estimate:
+        """Tr X^k / P."""
+        if self.spectrum is None or k > 2:
+            return self.mean(lambda t: t**k, f"moment {k} / P")
+        return affine(self.spectrum.moment(k), 1 / self.spectrum.dim, name=f"moment {k} / P", parts={})
+
+    def cdf(self, levels: Tensor) -> Levels:
+        """The share of eigenvalues at or below each level: lower bound, value, upper bound, standard error.
+
+        For a run the bounds are those of Chebyshev, Markov and Stieltjes: it cannot tell more.
+        """
+        if self.spectrum is None:
+            sums = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights.cumsum(0)])
+            share = sums[torch.searchsorted(self.nodes, levels, right=True)].clamp(max=1.0)
+            return share, share, share, torch.zeros_like(share)
+        found = [self.spectrum.mass(below=float(level)) for level in levels]
+        rows = [(*(e.bracket or (e.value, e.value)), e.value, e.stderr) for e in found]
+        low, high, value, stderr = torch.tensor(rows, dtype=torch.float64).T
+        return low, value, high, stderr

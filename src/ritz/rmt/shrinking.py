@@ -1,0 +1,157 @@
+"""Linear shrinkage of a noisy curvature towards a multiple of the identity, and the damping that it amounts to.
+
+Of all beta H_batch + (1 - beta) c I, the nearest to H in the mean square has
+
+    beta = a^2 / (a^2 + b^2),    a^2 = Tr (H - c I)^2 / P,    b^2 = Tr X^2 / P = s2
+
+and c = mu = Tr H / P is the best of the targets (Ledoit and Wolf 2004). Since (beta lambda + (1 - beta) c)^-1 is
+beta^-1 (lambda + delta)^-1 with delta = c b^2 / a^2, shrinking is damping with a learning rate of 1 / beta times that
+of the damped step (seed 004, equation 13). The target I with a^2 = 1 gives its equation 15, delta = s2, in which a
+square of a curvature is added to a curvature; a^2 is 1 - 2 mu + Tr H^2 / P, and near 1 for a flat loss only.
+With the target mu I delta is a curvature: a loss multiplied by a constant has its damping multiplied by it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..intervals import StudentT
+from ..results import Estimate, derived
+from ..storage import equal, save
+from .edges import Noise, cost, degrees, noise_level
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shrinkage:
+    """beta H_batch + (1 - beta) c I, the best of its kind, and the damping that does the same.
+
+    Attributes:
+        beta: Weight of the batch's curvature, between 0 and 1.
+        damping: delta = c b^2 / a^2, to be added to eigenvalues.
+        target: c.
+        error: Tr (estimate - H)^2 / P that is left, a^2 b^2 / (a^2 + b^2); without shrinkage it is b^2.
+
+    Example:
+        >>> s = ritz.rmt.shrinkage(1.0, mean=1.0, second=4.0)  # a^2 = 3, b^2 = 1
+        >>> s.beta.value, round(s.damping.value, 4), s.apply(torch.tensor([5.0, 0.0])).tolist()
+        (0.75, 0.3333, [4.0, 0.25])
+    """
+
+    beta: Estimate
+    damping: Estimate
+    target: Estimate
+    error: Estimate
+
+    def apply(self, eigenvalues: Tensor) -> Tensor:
+        """beta lambda + (1 - beta) c; the eigenvectors stay as they are."""
+        beta = float(self.beta.value)
+        return beta * eigenvalues + (1 - beta) * float(self.target.value)
+
+    def save(self, path: Any) -> Any:
+        """Write `path`.json and, where there are tensors, `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def shrinkage(
+    s2: Noise,
+    *,
+    mean: float | Estimate | None = None,
+    second: float | Estimate | None = None,
+    target: float | None = None,
+    averaged: float = 1.0,
+) -> Shrinkage:
+    """The best linear shrinkage for noise of level s2, from what `ritz.curvature_noise` measures in one pass.
+
+    Args:
+        s2: b^2 = Tr X^2 / P at the batch size at hand: a number, or the `Estimate` of `ritz.curvature_noise`, which
+            has the other two among its parts.
+        mean: mu = Tr H / P, where s2 is a number.
+        second: Tr H^2 / P, where s2 is a number.
+        target: c; None is mu itself (Ledoit and Wolf), 1 the identity of seed 004.
+        averaged: Of how many independent batches the curvature is the mean, which divides b^2. A moving average with
+            decay rho has (1 + rho) / (1 - rho).
+
+    Raises:
+        ValueError: If the target is not positive (take the Gauss-Newton matrix), a^2 is not, or something is missing.
+
+    Example:
+        >>> round(shrinkage(0.5, mean=0.0, second=0.0, target=1.0).damping.value, 6)  # equation 15: delta = s2
+        0.5
+        >>> ours = shrinkage(0.5, mean=0.1, second=0.2).damping.value
+        >>> round(shrinkage(50.0, mean=1.0, second=20.0).damping.value / ours, 6)  # ten times the loss
+        10.0
+    """
+    noise = noise_level(s2)
+    parts = dict(noise.parts)
+    mean = parts.get("mean curvature") if mean is None else mean
+    second = parts.get("second moment") if second is None else second
+    if mean is None or second is None:
+        raise ValueError(
+            "shrinkage needs Tr H / P and Tr H^2 / P besides s2: give mean= and second=, or the result of "
+            "ritz.curvature_noise, which has both among its parts"
+        )
+    if not averaged >= 1:
+        raise ValueError(f"averaged must be at least 1, got {averaged}")
+    given = (mean, second)
+    known = [e if isinstance(e, Estimate) else Estimate(name="given", value=float(e), exact=True) for e in given]
+
+    def terms(b2: float, mu: float, m2: float) -> tuple[float, float, float]:
+        c = mu if target is None else target
+        return c, m2 - 2 * c * mu + c**2, b2 / averaged
+
+    c, a2, _ = terms(float(noise.value), *(float(e.value) for e in known))
+    _check(c, a2)
+
+    def made(name: str, of: Callable[[float, float, float], float], text: str, **fields: Any) -> Estimate:
+        return _carried(name, lambda *x: of(*terms(*x)), noise, *known, **cost(noise, text), **fields)
+
+    positive = {"support": (0.0, math.inf)}
+    which = "Tr H / P" if target is None else "given"
+    return Shrinkage(
+        beta=made("beta", lambda _, a2, b2: a2 / (a2 + b2), "a^2 / (a^2 + b^2)", support=(0.0, 1.0)),
+        damping=made("damping", lambda c, a2, b2: c * b2 / a2, "c b^2 / a^2, in units of curvature", **positive),
+        target=made("target", lambda c, *_: c, f"c, {which}"),
+        error=made("error", lambda _, a2, b2: a2 * b2 / (a2 + b2), "Tr (estimate - H)^2 / P", **positive),
+    )
+
+
+def _check(target: float, a2: float) -> None:
+    if not target > 0:
+        raise ValueError(
+            f"curvature is shrunk towards a positive multiple of the identity, got {target:.4g}; where Tr H / P is not "
+            "positive take curvature_noise(..., curvature='ggn'), or a target"
+        )
+    if not a2 > 0:
+        raise ValueError(
+            f"a^2 = Tr (H - {target:.4g} I)^2 / P came out as {a2:.4g}: the curvature is the target, or drowns in the "
+            "noise, and no finite damping follows; measure it on more batches"
+        )
+
+
+def _carried(name: str, fn: Callable[..., float], noise: Estimate, *others: Estimate, **fields: Any) -> Estimate:
+    """A function of estimates of common probes, and of noise that varies between batches as well.
+
+    The jackknife over probes does not see the batches: what the error of the noise has beyond its probes is added, by
+    the slope, with degrees of freedom as Welch and Satterthwaite have them.
+    """
+    result = derived(name, fn, noise, *others, **fields)
+    if noise.exact or noise.samples is None or len(noise.samples) < 2:
+        return result
+    probes = float(noise.samples.var()) / len(noise.samples)
+    beyond = max(float(noise.stderr) ** 2 - probes, 0.0)
+    value, rest = float(noise.value), [float(e.value) for e in others]
+    step = 1e-4 * value
+    slope = (fn(value + step, *rest) - fn(value - step, *rest)) / (2 * step) if step else 0.0
+    shared, own = float(result.stderr) ** 2, slope**2 * beyond
+    if not own > 0:
+        return result
+    dof = (shared + own) ** 2 / (shared**2 / (len(noise.samples) - 1) + own**2 / max(degrees(noise.rule), 1.0))
+    return replace(result, stderr=math.sqrt(shared + own), rule=StudentT(dof))
