@@ -60,10 +60,14 @@ class Shift:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it moved by more than 1 % of its size and its error bar, stayed within 1 %, or neither is known."""
+        """Whether it moved by more than 1 % of its size and its error bar, stayed within 1 %, or neither is known.
+
+        A search that finds the same has stayed, however much it may have missed.
+        """
         size = max(abs(float(self.before.value)), abs(float(self.after.value)))
-        low, high = (float(end) for end in difference(self.before, self.after).interval())
-        if max(-low, high) <= TOLERANCE * size:
+        change = difference(self.before, self.after)
+        low, high = (float(end) for end in change.interval())
+        if (abs(float(change.value)) if change.exact else max(-low, high)) <= TOLERANCE * size:
             return "unchanged"
         return "moved" if low > TOLERANCE * size or high < -TOLERANCE * size else "cannot tell"
 

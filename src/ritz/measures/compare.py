@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MISS = 0.05  # how often a verdict may be wrong
+SHORT = 0.2  # of the maximum: 20 steps from two starts were seen to find up to 16 % less than 80 from four
 ROUND_OFF = 1e-6  # values that differ by less than this, relative to their size, are called equal
 
 
@@ -82,16 +83,20 @@ def _unseen(estimate: Estimate) -> float:
 
 
 def as_found(estimate: Estimate) -> Estimate:
-    """The result of a search as what that search found; it bounds a maximum from below, and above nothing is known.
+    """The result of a search, which bounds a maximum from below, as what that search found and what it may have missed.
+
+    Of the mean over batches of one step each nothing is missed: the step is what it is.
 
     Example:
         >>> as_found(Estimate(name="worst case", value=2.0, bracket=(2.0, math.inf))).interval()
-        (2.0, 2.0)
+        (2.0, 2.4)
     """
     if estimate.bracket is None or not math.isinf(float(estimate.bracket[1])):
         return estimate
-    rule = StudentT(len(estimate.samples) - 1) if estimate.samples is not None else Exact()
-    return replace(estimate, bracket=None, rule=rule, exact=estimate.samples is None)
+    if estimate.samples is not None:
+        return replace(estimate, bracket=None, rule=StudentT(len(estimate.samples) - 1))
+    value = float(estimate.value)
+    return replace(estimate, bracket=(value, value + SHORT * abs(value)), rule=Exact(), exact=True)
 
 
 def _paired(a: Estimate, b: Estimate) -> bool:

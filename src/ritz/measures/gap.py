@@ -101,7 +101,7 @@ def bootstrapped(
     return replace(estimate, rule=Hull((Bootstrap(means.sort().values, bias, skew), estimate.rule)))
 
 
-_TEXT = {"loss": "mean loss, natural logarithm, no penalty", "error": "share of items given a wrong label, ties wrong"}
+_TEXT = {"loss": "mean loss, no penalty", "error": "share of items given a wrong label, ties wrong"}
 
 
 def _values(found: Outputs, what: What) -> tuple[Tensor, Tensor]:

@@ -404,7 +404,8 @@ MEASURES = _table(
         compute=lambda s: _worst(s, ADAPTIVE_RHO, adaptive=True), reading="relative to each weight: blind to rescaling",
     ),
     Measure(
-        key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)", convention=f"rho = {DEVIATION}",
+        key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)",
+        convention=f"rho = {DEVIATION}",
         source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=45.0, unchanged=SAME_FUNCTION,
         compute=lambda s: _worst(s, DEVIATION, "linf", adaptive=True), reading="the same in a box",
     ),
@@ -424,7 +425,8 @@ MEASURES = _table(
         reading="about rho^2 Tr H / 2",
     ),
     Measure(
-        key="average_case_adaptive", formula="E L(w + d) - L(w), d_i ~ N(0, (rho w_i)^2)", convention=f"rho = {10 * DEVIATION}",
+        key="average_case_adaptive", formula="E L(w + d) - L(w), d_i ~ N(0, (rho w_i)^2)",
+        convention=f"rho = {10 * DEVIATION}",
         source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=25.0, unchanged=SAME_FUNCTION,
         compute=lambda s: sharpness.average_case_sharpness(
             s.risk, 10 * DEVIATION, adaptive=True, seed=s.settings.seed, progress=s.report

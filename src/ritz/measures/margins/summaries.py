@@ -110,7 +110,7 @@ def _size(outputs: Outputs, bias: bool) -> Tensor:
 def _own(outputs: Outputs, name: str) -> Tensor:
     """A column of numbers that belong to each item by itself."""
     if not isinstance(outputs, Outputs):
-        raise TypeError(f"expected the Outputs of ritz.measures.outputs(risk), got {type(outputs).__name__}")
+        raise TypeError(f"expected the Outputs of ritz.measures.sample_outputs(risk), got {type(outputs).__name__}")
     return outputs.own(name)
 
 
