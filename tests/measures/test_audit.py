@@ -9,6 +9,7 @@ from torch import nn
 import ritz
 from ritz.errors import UnsupportedError
 from ritz.measures.audit import Audit, Shift
+from ritz.measures.differences import as_found
 from ritz.measures.registry import MEASURES
 from ritz.results import Estimate, from_samples
 
@@ -179,3 +180,12 @@ def test_a_test_risk_keeps_its_own_way_to_read_its_data():
 def test_infinite_before_and_after_is_unchanged():
     infinite = Estimate(name="x", value=math.inf, exact=True)
     assert Shift("x", "rescale", infinite, infinite).verdict == "unchanged"
+
+
+def test_a_search_that_finds_a_little_more_has_not_moved_for_sure():
+    before, same, more, much = (
+        as_found(Estimate(name="worst case", value=value, bracket=(value, math.inf)))
+        for value in (1.0, 1.001, 1.1, 2.0)
+    )
+    verdicts = [Shift("x", "permute", before, after).verdict for after in (same, more, much)]
+    assert verdicts == ["unchanged", "cannot tell", "moved"]

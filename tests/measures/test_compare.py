@@ -9,7 +9,8 @@ from torch import nn
 
 import ritz
 from ritz.intervals import Binomial, StudentT
-from ritz.measures.compare import Agreement, Ranking, as_found, compare, difference, direction, probability
+from ritz.measures.compare import Agreement, Ranking, compare
+from ritz.measures.differences import as_found, difference, direction, probability
 from ritz.results import Estimate, from_samples
 
 
@@ -166,8 +167,10 @@ def test_values_that_differ_by_round_off_are_equal():
 
 def test_what_a_search_found_is_compared_as_found():
     a, b = (Estimate(name="worst case", value=value, bracket=(value, float("inf"))) for value in (1.0, 2.0))
-    assert as_found(a).interval() == (1.0, 1.0)
     assert probability(as_found(a), as_found(b)) == 1.0
+    near = dataclasses.replace(a, value=1.1, bracket=(1.1, float("inf")))  # another start may find as much in a
+    assert probability(as_found(a), as_found(near)) == 0.5
+    assert direction(difference(as_found(a), as_found(near))) == 0
     noisy = from_samples("m-sharpness", torch.tensor([1.0, 2.0, 3.0]), bracket=(2.0, float("inf")))
     assert as_found(noisy).interval() == from_samples("x", torch.tensor([1.0, 2.0, 3.0])).interval()
     assert as_found(from_samples("x", torch.tensor([1.0]))).interval() == (-float("inf"), float("inf"))  # no search

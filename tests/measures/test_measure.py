@@ -257,6 +257,11 @@ def test_an_opaque_loss_has_curvature_and_no_margins():
     assert m["train_loss"].value == pytest.approx(risk_of(network()).loss())
     assert "batch_loss" in m.failures["train_error"]
     assert "trace" in m
+    tested = ritz.measure(
+        ritz.Risk(network(), data=[data()], batch_loss=total), test=[data(20, 2)], measures=["gap_loss"]
+    )
+    assert tested["gap_loss"].value == pytest.approx(risk_of(network()).on(data(20, 2)).loss() - m["train_loss"].value)
+    assert tested["gap_loss"].interval() == (-math.inf, math.inf)
 
 
 def test_one_class_and_one_sample_get_a_clear_answer():

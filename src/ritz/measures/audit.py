@@ -21,7 +21,7 @@ from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
-from .compare import as_found, difference
+from .differences import as_found, difference
 from .measure import Measurement, Progress, measure, on_test
 from .outputs import sample_outputs
 from .registry import MEASURES, resolve

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..estimators.trace import trace
+from ..intervals import StudentT
 from ..operators.gauss_newton import GGN
 from ..results import Estimate, affine, derived
 from ..tables import Table
@@ -85,6 +86,10 @@ def _train(s: Subject, what: gap.What) -> Estimate:
 
 
 def _test(s: Subject, what: gap.What) -> Estimate:
+    if what == "loss" and s.test is not None and s.test.opaque:  # a mean, but not of how many independent items
+        text = "mean loss, test data; no error bar, since an opaque loss is not known item by item"
+        value = s.once("test loss", s.test.loss)
+        return Estimate(name="test loss", value=value, stderr=math.nan, rule=StudentT(0), convention=text)
     return s.once(f"test {what}", lambda: gap.on_test_data(s.test_outputs, what, seed=s.settings.seed))
 
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from ..batches import isolated_rng
 from ..estimators.quantities import Spectrum
-from ..measures.compare import Comparison, compare, direction
+from ..measures.compare import Comparison, compare
+from ..measures.differences import direction
 from ..measures.measure import Measurement
 from ..plan import Plan
 from ..results import Estimate

@@ -175,18 +175,25 @@ def test_sigma_grows_with_the_weights_and_is_not_capped():
 
 
 def test_accuracy_that_no_noise_takes_away_is_said_aloud(tmp_path):
-    model, X, _ = classifier()
-    y = torch.arange(40) % 3  # nothing to lose: accuracy is that of a guess
-    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (X, y))
-    accuracy = accuracy_at(risk, risk.params())[0]
+    """Weights of 0 are not moved by noise in proportion to them."""
+    model = nn.Linear(1, 2)
+    model.weight.data.zero_()
+    model.bias.data[:] = torch.tensor([1.0, 0.0])
+    data = torch.ones(4, 1), torch.zeros(4, dtype=torch.long)
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data, params="weight")
     with pytest.warns(NumericalWarning, match="no sigma found: accuracy does not fall by"):
-        found = sigma_search(risk, accuracy - 0.01, num_draws=2)
+        found = sigma_search(risk, adaptive=True, num_draws=2)
     assert found.value == math.inf
     assert found.interval()[1] == math.inf
     assert ritz.load(found.save(tmp_path / "sigma")) == found
-    with pytest.warns(NumericalWarning, match="no sigma found: accuracy itself is no more than 0.9"):
-        found = sigma_search(risk, 0.9, num_draws=2)
-    assert (found.value, found.bracket, found.products) == (math.inf, (0.0, math.inf), 0)
+
+
+@pytest.mark.parametrize("drop", [0.3, 0.9])
+def test_an_accuracy_no_better_than_a_guess_is_refused(drop):
+    model, X, y = classifier()
+    shuffled = torch.where(torch.arange(40) % 2 == 0, y, (y + 1) % 3)  # half of them are right
+    with pytest.raises(UnsupportedError, match="no better than a guess among 3 classes"):
+        sigma_search(ritz.Risk(model, nn.CrossEntropyLoss(), (X, shuffled)), drop)
 
 
 def test_accuracy_that_the_least_noise_takes_away_is_said_aloud():

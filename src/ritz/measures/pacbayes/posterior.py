@@ -226,10 +226,15 @@ def sigma_search(
         raise ValueError(f"drop must lie strictly between 0 and 1, got {drop}")
     if num_draws < 1 or num_steps < 1:
         raise ValueError(f"num_draws and num_steps must be at least 1, got {num_draws} and {num_steps}")
-    num_classes(risk)
+    classes = num_classes(risk)
     risk.check()
     weights = risk.space.join(risk.params())
     accuracy, items = accuracy_at(risk, risk.params())
+    if accuracy - drop <= 1 / classes:
+        raise UnsupportedError(
+            f"accuracy {accuracy:.3g} less drop={drop:g} is no better than a guess among {classes} classes, which any "
+            "noise leaves; take a smaller drop, or a network that has learned more"
+        )
     curve = _Curve(risk, weights.abs() if adaptive else 1.0, num_draws, seed, progress, num_steps)
     start = 1.0 if adaptive else float(weights.double().square().mean().sqrt()) or 1.0
     low, high = curve.bracket(accuracy - drop, start)

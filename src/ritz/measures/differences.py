@@ -1,0 +1,148 @@
+"""Differences of estimates, in pairs where they share probes or items, and how sure their order is."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..intervals import Exact, Number, Pair, StudentT
+from ..results import Estimate, derived
+
+MISS = 0.05  # how often a verdict may be wrong
+SHORT = 0.2  # of the maximum: 20 steps from two starts were seen to find up to 16 % less than 80 from four
+ROUND_OFF = 1e-6  # values that differ by less than this, relative to their size, are called equal
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """b - a: probe by probe where they share probes, else from both errors or both intervals.
+
+    What probes cannot see they do not tell the difference of either: brackets add up, paired or not.
+
+    Example:
+        >>> from ritz.results import from_samples
+        >>> a, b = (from_samples("trace", torch.tensor(x)) for x in ([1.0, 5.0, 9.0], [2.0, 6.0, 10.1]))
+        >>> print(difference(a, b))
+        change of trace 1.033 +- 0.033
+    """
+    about: dict[str, Any] = {"name": f"change of {a.name}", "convention": a.convention}
+    value, known = _less(b.value, a.value), a.bracket is None and b.bracket is None
+    bracket = None if known else _apart(a, b, _ends)
+    if a.exact and b.exact:
+        return Estimate(value=value, exact=True, bracket=bracket, **about)
+    if _paired(a, b):
+        change = derived(about["name"], _less, b, a, convention=a.convention)
+        return replace(change, stderr=float(change.stderr) + _unseen(a) + _unseen(b), bracket=bracket)
+    if known:
+        stderr = math.hypot(float(a.stderr), float(b.stderr))
+        return Estimate(value=value, stderr=stderr, rule=StudentT(_dof(a, b)), **about)
+    return Estimate(value=value, bracket=_apart(a, b, lambda e: e.interval(1 - MISS / 2)), **about)
+
+
+def _less(x: Number, y: Number) -> float:
+    """x - y; 0 where both are infinite alike."""
+    return 0.0 if float(x) == float(y) else float(x) - float(y)
+
+
+def _ends(estimate: Estimate) -> Pair:
+    """Its bracket, of no width where it has none."""
+    return estimate.bracket or (estimate.value, estimate.value)
+
+
+def _apart(a: Estimate, b: Estimate, ends: Callable[[Estimate], Pair]) -> Pair:
+    """What b - a may be if each is anywhere between its ends."""
+    (low_a, high_a), (low_b, high_b) = ends(a), ends(b)
+    return _less(low_b, high_a), _less(high_b, low_a)
+
+
+def _unseen(estimate: Estimate) -> float:
+    """How much more the error of the ends of a bracket is than that of the samples, which are those of one of them."""
+    samples = estimate.samples
+    if estimate.bracket is None or samples is None or len(samples) < 2:
+        return 0.0
+    return max(float(estimate.stderr) - float(samples.std()) / math.sqrt(len(samples)), 0.0)
+
+
+def as_found(estimate: Estimate) -> Estimate:
+    """The result of a search, which bounds a maximum from below, as what that search found and what it may have missed.
+
+    Of the mean over batches of one step each nothing is missed: the step is what it is.
+
+    Example:
+        >>> as_found(Estimate(name="worst case", value=2.0, bracket=(2.0, math.inf))).interval()
+        (2.0, 2.4)
+    """
+    if estimate.bracket is None or not math.isinf(float(estimate.bracket[1])):
+        return estimate
+    if estimate.samples is not None:
+        return replace(estimate, bracket=None, rule=StudentT(len(estimate.samples) - 1))
+    value = float(estimate.value)
+    return replace(estimate, bracket=(value, value + SHORT * abs(value)), rule=Exact(), exact=True)
+
+
+def _paired(a: Estimate, b: Estimate) -> bool:
+    """Whether sample k of both came from the same probe or item."""
+    if a.exact or b.exact:
+        return (a.samples if b.exact else b.samples) is not None
+    return a.samples is not None and b.samples is not None and len(a.samples) == len(b.samples) and a.seed == b.seed
+
+
+def _dof(a: Estimate, b: Estimate) -> float:
+    """Degrees of freedom of the worse known of the two; of many items, where no rule says."""
+    dofs = [e.rule.dof for e in (a, b) if not e.exact and isinstance(e.rule, StudentT)]
+    return min(dofs, default=100.0)
+
+
+def probability(a: Estimate, b: Estimate) -> float:
+    """How probable it is, by the error bars, that the true values are in the order of the estimates: 0.5 to 1.
+
+    Student t on how far the paired difference and its bracket are from 0; where there are only intervals, what is left
+    of the highest level at which they do not overlap. Values that differ by round-off give 0.5.
+
+    Example:
+        >>> a, b = (Estimate(name="x", value=value, exact=True) for value in (1.0, 2.0))
+        >>> probability(a, b), probability(a, a)
+        (1.0, 0.5)
+    """
+    from scipy.stats import t
+
+    if same(a, b):
+        return 0.5
+    change = difference(a, b)
+    low, high = (float(end) for end in _ends(change))
+    clear = max(low, -high)  # of 0
+    if change.exact:
+        return 1.0 if clear > 0 else 0.5
+    if isinstance(change.rule, StudentT):
+        stderr, dof = float(change.stderr), change.rule.dof
+        if not clear > 0 or not dof > 0 or math.isnan(stderr):
+            return 0.5
+        return float(t.cdf(clear / stderr, dof)) if stderr else 1.0
+    below, above = (a, b) if float(a.value) <= float(b.value) else (b, a)
+    found = 0.5
+    for miss in (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001):  # of each interval: together at most twice that
+        if float(below.interval(1 - miss)[1]) < float(above.interval(1 - miss)[0]):
+            found = max(found, 1 - 2 * miss)
+    return found
+
+
+def same(a: Estimate, b: Estimate) -> bool:
+    """Whether two values differ by no more than round-off.
+
+    Example:
+        >>> a, b = (Estimate(name="x", value=value) for value in (1.0, 1.0 + 1e-9))
+        >>> same(a, b)
+        True
+    """
+    x, y = float(a.value), float(b.value)
+    return x == y or abs(x - y) <= ROUND_OFF * max(abs(x), abs(y)) < math.inf
+
+
+def direction(change: Estimate) -> int:
+    """1 for up, -1 for down, 0 where the 95 % interval of the change holds 0.
+
+    Example:
+        >>> [direction(Estimate(name="change", value=x, stderr=1.0, rule=StudentT(100))) for x in (-3.0, 1.0, 3.0)]
+        [-1, 0, 1]
+    """
+    low, high = (float(end) for end in change.interval())
+    return (low > 0) - (high < 0)
