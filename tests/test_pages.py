@@ -33,7 +33,7 @@ def test_links_within_the_repository_lead_somewhere(path):
 def test_the_reference_names_everything_public():
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     known = set(re.findall(r"\w+", text))
-    modules = (ritz, ritz.operators, ritz.measures, ritz.transforms, ritz.rmt)
+    modules = (ritz, ritz.operators, ritz.measures, ritz.transforms, ritz.rmt, ritz.optim)
     public = {name for module in modules for name in module.__all__}
     public |= set(ritz.landscape.__all__) - {"Interpolation", "Line", "Plane", "Joint", "Transform"}
     public -= {"Joint", "Transform"}

@@ -111,6 +111,7 @@ CALLS: dict[str, Callable[[ritz.Risk], Any]] = {
     "EmpiricalFisher": lambda risk: ritz.EmpiricalFisher(risk) @ torch.ones(risk.dim),
     "GradientCovariance": lambda risk: ritz.GradientCovariance(risk) @ torch.ones(risk.dim),
     "BatchNoise": lambda risk: BatchNoise(ritz.GGN(risk), 1) @ torch.ones(risk.dim),
+    "KFACOperator": lambda risk: ritz.KFACOperator(risk) @ torch.ones(risk.dim),
     "block": lambda risk: ritz.GGN(risk).block("5.*").dense(),
     "to_scipy": lambda risk: ritz.GGN(risk).to_scipy() @ np.ones(risk.dim),
     "spectrum": lambda risk: ritz.spectrum(ritz.Hessian(risk), num_steps=4, num_probes=2),

@@ -1,6 +1,9 @@
 """The conformance checks pass what is right and name what is wrong: each fault below is one that they must find."""
 
+import contextlib
+import gc
 import math
+import random
 from dataclasses import replace
 
 import cases
@@ -14,7 +17,7 @@ from ritz.operators import DenseOperator, FunctionOperator
 from ritz.operators.algebra import Scaled
 from ritz.results import Estimate, from_samples
 from ritz.space import ParamSpace
-from ritz.testing import check_estimator, check_operator
+from ritz.testing import CHECKS, check_estimator, check_operator, check_optimizer
 
 M = cases.symmetric(torch.linspace(-1.0, 3.0, 10))
 
@@ -357,3 +360,112 @@ def test_the_estimators_of_ritz_pass_on_a_matrix_with_outliers():
     truth = float(cases.spiked(80, num_spikes=3).sum())
     for method in ("hutchinson", "hutch++"):
         check_estimator(lambda s, m=method: ritz.trace(A, m, 12, s), truth, num_seeds=100, high=1.0)
+
+
+# --------------------------------------------------------------------------------------------- optimisers
+# tests/optim/test_conformance.py has an optimiser for every fault; here is how the check itself behaves.
+
+
+def only(*checks: str) -> dict[str, str]:
+    """All others left out."""
+    return {name: "not looked at" for name in CHECKS if name not in checks}
+
+
+class Stubborn(torch.optim.SGD):
+    """Refuses gradients that are not finite, with words of the caller's."""
+
+    words = "a gradient is not finite"
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+
+    def step(self, closure=None):
+        if any(bool(p.grad.isnan().any()) for p in self.param_groups[0]["params"] if p.grad is not None):
+            raise ValueError(self.words)
+        return super().step(closure)
+
+
+class Unclear(Stubborn):
+    words = "something went wrong"
+
+
+def test_a_report_lists_what_holds_and_what_was_left_out():
+    report = check_optimizer(Stubborn, skip=only("closure", "frozen"))
+    assert report.name == "Stubborn"
+    assert report.passed == ("closure", "frozen")
+    assert report.skipped == only("closure", "frozen")
+    lines = str(report).splitlines()
+    assert lines[0] == f"Stubborn: 2 of {len(CHECKS)} checks hold"
+    assert "frozen: A parameter that is frozen stays, and gets no gradient" in lines
+    assert "memory: left out, not looked at" in lines
+
+
+def test_a_gradient_that_is_not_finite_may_be_refused():
+    check_optimizer(Stubborn, nonfinite="raise", skip=only("nonfinite"))
+    with pytest.raises(AssertionError, match="a gradient with a NaN raises ValueError: a gradient is not finite"):
+        check_optimizer(Stubborn, skip=only("nonfinite"))
+    with pytest.raises(AssertionError, match="not told of, 'something went wrong': say that it is not finite"):
+        check_optimizer(Unclear, nonfinite="raise", skip=only("nonfinite"))
+
+
+def test_a_step_that_should_be_refused_and_is_skipped_is_a_fault():
+    class Skips(Stubborn):
+        def step(self, closure=None):
+            try:
+                super().step(closure)
+            except ValueError:
+                return
+
+    with pytest.raises(AssertionError, match="Skips: nonfinite: a gradient with a NaN does not raise"):
+        check_optimizer(Skips, nonfinite="raise", skip=only("nonfinite"))
+
+
+def test_the_error_of_an_optimiser_is_kept_as_the_cause():
+    class Fails(Stubborn):
+        def step(self, closure=None):
+            raise KeyError("momentum")
+
+    with pytest.raises(AssertionError, match="Fails: descent: raised KeyError: 'momentum'") as caught:
+        check_optimizer(Fails)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_round_off_is_measured_by_the_tolerance():
+    class Rounds(Stubborn):
+        def step(self, closure=None):
+            super().step(closure)
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.copy_((p * 1e4).round() / 1e4)
+
+    with pytest.raises(AssertionError, match=r"scheduler: with half the rate .* the first step is off from half by"):
+        check_optimizer(Rounds, skip=only("scheduler"))
+    check_optimizer(Rounds, skip=only("scheduler"), rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", [Stubborn, lambda model: Stubborn(model).undefined])
+def test_a_check_leaves_the_generators_and_the_collector_as_they_were(kind):
+    torch_state, python_state, frozen = torch.get_rng_state(), random.getstate(), gc.get_freeze_count()
+    with contextlib.suppress(AttributeError):
+        check_optimizer(kind, skip=only("rng", "memory", "copy"))
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+    assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": {"closures": "none"}}, "there is no check 'closures' to skip; there are descent, closure, "),
+        ({"skip": {"closure": ""}}, "say why 'closure' is left out: skip={'closure': reason}"),
+        ({"nonfinite": "ignore"}, "nonfinite must be 'skip' or 'raise', got 'ignore'"),
+    ],
+)
+def test_bad_options_of_a_check_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        check_optimizer(Stubborn, **options)
+
+
+def test_what_makes_no_optimiser_is_refused():
+    with pytest.raises(TypeError, match=r"make must return a torch\.optim\.Optimizer, got list"):
+        check_optimizer(lambda model: list(model.parameters()))

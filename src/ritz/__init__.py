@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, losses, measures, operators, rmt, testing, transforms
+    from ritz import errors, landscape, losses, measures, operators, optim, rmt, testing, transforms
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ritz.operators.base import Operator
     from ritz.operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
     from ritz.operators.hessian import Hessian
+    from ritz.operators.kronecker import KFACOperator
     from ritz.plan import Plan
     from ritz.results import Estimate
     from ritz.risk import Risk
@@ -52,6 +53,7 @@ __all__ = [
     "Fisher",
     "GradientCovariance",
     "Hessian",
+    "KFACOperator",
     "Loss",
     "Operator",
     "Plan",
@@ -71,6 +73,7 @@ __all__ = [
     "measure",
     "measures",
     "operators",
+    "optim",
     "rmt",
     "sample_traces",
     "solve",
@@ -93,6 +96,7 @@ _HOME = {
     "Fisher": "ritz.operators.gauss_newton",
     "EmpiricalFisher": "ritz.operators.gauss_newton",
     "GradientCovariance": "ritz.operators.gauss_newton",
+    "KFACOperator": "ritz.operators.kronecker",
     "solve": "ritz.krylov.solve",
     "top_eigenpairs": "ritz.krylov.eigen",
     "spectrum": "ritz.estimators.spectrum",
@@ -116,6 +120,7 @@ _SUBMODULES = {
     "losses": "ritz.losses",
     "measures": "ritz.measures",
     "operators": "ritz.operators",
+    "optim": "ritz.optim",
     "rmt": "ritz.rmt",
     "testing": "ritz.testing",
     "transforms": "ritz.transforms",

@@ -144,7 +144,7 @@ def _conv(capture: Capture, size: int) -> Squares:
         rows = g.transpose(2, 3).flatten(3)  # (B, r, out, k T)
         patch = conv.in_channels * math.prod(conv.kernel_size)
         step = _samples_at_once((patch + rows.shape[1] * rows.shape[2]) * rows.shape[-1], rows.device)
-        x = _by_sample(_padded(conv, capture.input.detach()), size)
+        x = _by_sample(padded(conv, capture.input.detach()), size)
         parts = [_conv_weight(conv, xs, gs) for xs, gs in zip(x.split(step), rows.split(step), strict=True)]
         found["weight"] = torch.cat(parts)
     return found
@@ -164,7 +164,7 @@ def _conv_weight(conv: Any, x: Tensor, g: Tensor) -> Tensor:
     return _outer_squares(g, patches)
 
 
-def _padded(conv: Any, x: Tensor) -> Tensor:
+def padded(conv: Any, x: Tensor) -> Tensor:
     """The input with the padding of the convolution, in its mode, made explicit."""
     if conv.padding == "valid":
         return x

@@ -15,6 +15,7 @@ from .algebra import (
 from .base import Operator, RiskOperator
 from .gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
 from .hessian import Hessian
+from .kronecker import KFACOperator
 from .noise import BatchNoise
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "FunctionOperator",
     "GradientCovariance",
     "Hessian",
+    "KFACOperator",
     "Metered",
     "Operator",
     "Projected",

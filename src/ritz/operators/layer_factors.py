@@ -1,0 +1,386 @@
+"""Kronecker factors of layers, from what went into them and the gradients of what came out.
+
+A layer with inputs a_nt and output gradients g_nt (sample n, position t that shares the weight) has parameter gradients
+sum_t g_nt a_nt', and its block of the Gauss-Newton matrix (1/W) sum_n vec(.) vec(.)' is taken as G (x) A:
+
+    expand   A = mean over n, t of a a'            G = (1/W) sum over n, t of g g'           (Grosse and Martens 2016)
+    reduce   A = mean over n of (mean_t a)(..)'    G = (1/W) sum over n of (sum_t g)(..)'    (Eschenhagen et al. 2023)
+
+W is the weight that the sum of losses is divided by, so G (x) A has the units of the Hessian of the mean loss. The bias
+is a last input that is always 1. Everything here is a sum over samples, to be added up over batches.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from ..layers import Capture, owners, padded, rule_of
+from ..losses import CallableLoss, Loss
+
+Sharing = Literal["expand", "reduce"]
+FisherKind = Literal["mc", "type2", "empirical"]
+Statistics = dict[str, Tensor]  # "unit|what" -> a sum over samples
+Bases = Mapping[str, tuple[Tensor | None, Tensor | None]]  # unit -> eigenvectors of G and of A; None is the identity
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+_WORKSPACE = 1 << 25  # elements of patches, or of per-sample gradients, held at once
+
+
+# ------------------------------------------------------------------------------------- blocks of parameters
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that share one block of the matrix, and how they lie in it as (groups, outputs, inputs).
+
+    Example:
+        >>> unit = units_of(torch.nn.Linear(3, 2), ("weight", "bias"))[""]
+        >>> unit.gather({"weight": torch.zeros(2, 3), "bias": torch.ones(2)}).tolist()
+        [[[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]]
+    """
+
+    name: str  # of the module; of the parameter, for a diagonal block
+    kind: Literal["layer", "table", "diagonal"]  # a table of embeddings has one-hot inputs
+    module: str | None  # whose calls give the statistics; None: gradients of the parameter itself
+    params: Mapping[str, str]  # attribute -> parameter name
+    shapes: Mapping[str, torch.Size]  # by attribute
+    groups: int
+    outputs: int
+    inputs: int
+
+    def gather(self, tensors: Mapping[str, Tensor], extra: int = 0) -> Tensor:
+        """Named tensors (*lead, *shape) as one (*lead, groups, outputs, inputs), and `extra` columns of zeros."""
+        parts = [self._matrix(own, tensors[name]) for own, name in self.params.items()]
+        if extra:
+            parts.append(parts[0].new_zeros(*parts[0].shape[:-1], extra))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _matrix(self, own: str, x: Tensor) -> Tensor:
+        lead = x.shape[: x.ndim - len(self.shapes[own])]
+        if self.kind == "table":
+            return x.mT.unsqueeze(-3)
+        return x.reshape(*lead, self.groups, self.outputs, -1)
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        """Columns of each parameter."""
+        return [shape.numel() // (self.groups * self.outputs) for shape in self.shapes.values()]
+
+    def scatter(self, matrix: Tensor) -> dict[str, Tensor]:
+        """The inverse of `gather`."""
+        lead, found = matrix.shape[:-3], {}
+        for (own, name), part in zip(self.params.items(), matrix.split_with_sizes(self._widths, -1), strict=True):
+            found[name] = part.squeeze(-3).mT if self.kind == "table" else part.reshape(*lead, *self.shapes[own])
+        return found
+
+
+def units_of(model: nn.Module, names: tuple[str, ...], diagonal: Collection[str] = ()) -> dict[str, Unit]:
+    """The blocks that chosen parameters fall into, by name.
+
+    Linear layers, convolutions and embeddings whose parameters are theirs alone have Kronecker factors; every other
+    parameter, and those named in `diagonal`, is a block with a diagonal of its own.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+        >>> {name: unit.kind for name, unit in units_of(net, ("0.weight", "0.bias", "1.weight")).items()}
+        {'0': 'layer', '1.weight': 'diagonal'}
+    """
+    held, modules = owners(model, names), dict(model.named_modules())
+    holders = Counter(name for own in held.values() for name in own.values())
+    units: dict[str, Unit] = {}
+    for name, own in held.items():
+        module, rule = modules[name], rule_of(modules[name])
+        sole = all(holders[param] == 1 for param in own.values()) and not set(diagonal) & set(own.values())
+        explained = rule is not None and sole and rule.params.issuperset(own)
+        shapes = {attribute: getattr(module, attribute).shape for attribute in own}
+        if explained and isinstance(module, (*_LAYERS, nn.Embedding)):
+            units[name] = _kronecker_unit(name, module, own, shapes)
+            continue
+        source = name if explained and isinstance(module, _NORMS) else None
+        for attribute, param in own.items():
+            only, shape = {attribute: param}, {attribute: shapes[attribute]}
+            units[param] = Unit(param, "diagonal", source, only, shape, 1, shapes[attribute].numel(), 1)
+    return units
+
+
+def _kronecker_unit(name: str, module: Any, own: Mapping[str, str], shapes: Mapping[str, torch.Size]) -> Unit:
+    if isinstance(module, nn.Embedding):
+        rows, width = module.weight.shape
+        return Unit(name, "table", name, own, shapes, 1, width, rows)
+    groups, outputs = getattr(module, "groups", 1), len(module.weight)
+    inputs = sum(shape.numel() for shape in shapes.values()) // outputs
+    return Unit(name, "layer", name, own, shapes, groups, outputs // groups, inputs)
+
+
+# ------------------------------------------------------------------------------------------- sums over samples
+
+
+@dataclass(frozen=True)
+class Collector:
+    """The sums that factors are made of, from the recorded calls of one pass.
+
+    Keys are "unit|input" (sum of a a'), "unit|rows" (how many), "unit|grad" (sum of g g'), "unit|scale" (squares of
+    per-sample gradients in given bases, for EKFAC) and "unit|square" (of a diagonal block).
+
+    Attributes:
+        units: The blocks.
+        sharing: How positions that share a weight are treated.
+        most: A factor with more rows than this is diagonal.
+    """
+
+    units: Mapping[str, Unit]
+    sharing: Sharing = "expand"
+    most: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.sharing not in get_args(Sharing):
+            raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {self.sharing!r}")
+
+    def inputs(self, captures: Sequence[Capture], size: int) -> Statistics:
+        """What does not depend on the cotangents."""
+        found: Statistics = {}
+        for unit, calls in self._called(captures):
+            if unit.kind == "layer":
+                for _, a in self._rows(unit, calls, self._samples(calls, size)):
+                    shared = _shared(a, self.sharing, "mean")
+                    _add(found, f"{unit.name}|input", self._input_moment(shared, unit))
+                    _add(found, f"{unit.name}|rows", a.new_full((), float(len(shared) * shared.shape[2])))
+            elif unit.kind == "table":
+                for call in calls:
+                    token, kept = _tokens(call)
+                    counts = torch.bincount(token[kept], minlength=unit.inputs).to(_precise(call.grad))
+                    _add(found, f"{unit.name}|input", counts[None])
+                    _add(found, f"{unit.name}|rows", counts.sum())
+        return found
+
+    def gradients(self, captures: Sequence[Capture], size: int, bases: Bases | None = None) -> Statistics:
+        """What one stack of cotangents adds; "unit|scale" for the blocks whose `bases` are given."""
+        found: Statistics = {}
+        for unit, calls in self._called(captures):
+            if unit.kind == "diagonal":
+                own = next(iter(unit.params))
+                total = torch.stack([_norm_gradient(call, own, size) for call in calls]).sum(0)
+                _add(found, f"{unit.name}|square", total.square().sum((0, 1)).reshape(1, -1, 1))
+            elif unit.kind == "table":
+                for call in calls:
+                    kept = call.grad.flatten(1, -2)[:, _tokens(call)[1]].to(_precise(call.grad))  # (r, n, outputs)
+                    _add(found, f"{unit.name}|grad", self._moment(kept.flatten(0, 1)[:, None, None], unit.outputs))
+            else:
+                g = _joined([_gradients(unit, call, self._samples(calls, size)) for call in calls], dim=3)
+                shared = _shared(g, self.sharing, "sum").flatten(0, 1)  # (r b, groups, t, outputs)
+                _add(found, f"{unit.name}|grad", self._moment(shared, unit.outputs))
+                if bases is not None and unit.name in bases:
+                    g = _joined([_gradients(unit, call, size) for call in calls], dim=3)
+                    for some, a in self._rows(unit, calls, size):
+                        _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))
+        return found
+
+    def _called(self, captures: Sequence[Capture]) -> Iterator[tuple[Unit, list[Capture]]]:
+        """Each block with the calls of its module."""
+        for unit in self.units.values():
+            calls = [capture for capture in captures if capture.name == unit.module]
+            if calls:
+                yield unit, calls
+
+    def _moment(self, rows: Tensor, width: int) -> Tensor:
+        """Sum of x x' over rows (b, groups, t, width), or of its diagonal."""
+        x = rows.transpose(0, 1).flatten(1, 2)  # (groups, b t, width)
+        return x.square().sum(1) if width > self.most else x.mT @ x
+
+    def _input_moment(self, a: Tensor, unit: Unit) -> Tensor:
+        """Sum of a a' over rows (b, groups, t, features), with the 1 of the bias, for which no copy of them is made."""
+        if "bias" not in unit.params:
+            return self._moment(a, unit.inputs)
+        moment, sums = self._moment(a, unit.inputs), a.sum((0, 2))[:, None]  # (groups, 1, features)
+        count = a.new_full((unit.groups, 1, 1), float(len(a) * a.shape[2]))
+        if moment.ndim == 2:
+            return torch.cat([moment, count[:, 0]], dim=1)
+        return torch.cat([torch.cat([moment, sums.mT], dim=2), torch.cat([sums, count], dim=2)], dim=1)
+
+    def _samples(self, calls: list[Capture], size: int) -> int:
+        """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
+        apart = self.sharing == "expand" and any(_num_rows(call) % size for call in calls)
+        return 1 if apart else size
+
+    def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
+        """Inputs (b, groups, t, features) of some samples at a time, and which samples they are."""
+        placed = [_by_sample(call, size) for call in calls]
+        each = unit.inputs * unit.groups * sum(_num_places(call) for call in calls) // size
+        step = max(1, _WORKSPACE // max(each, 1))
+        for start in range(0, size, step):
+            some = slice(start, start + step)
+            rows = [_features(unit, call, x[some]) for call, x in zip(calls, placed, strict=True)]
+            yield some, _joined(rows, dim=2)
+
+
+def _add(into: Statistics, key: str, value: Tensor) -> None:
+    into[key] = into[key] + value if key in into else value
+
+
+def add_up(into: Statistics, more: Statistics) -> None:
+    """Add the sums of another pass."""
+    for key, value in more.items():
+        _add(into, key, value)
+
+
+def _precise(x: Tensor) -> torch.dtype:
+    """At least float32: sums of half-precision squares lose their digits."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _shared(x: Tensor, sharing: Sharing, how: str) -> Tensor:
+    """Positions as they are, or their mean or sum; they are next to last."""
+    if sharing == "expand":
+        return x
+    return x.mean(-2, keepdim=True) if how == "mean" else x.sum(-2, keepdim=True)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """The positions of several calls side by side."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _num_rows(call: Capture) -> int:
+    """Rows of a linear layer's input, samples of a convolution's."""
+    lead = call.input.shape[:-1] if isinstance(call.module, nn.Linear) else call.input.shape[:1]
+    return lead.numel()
+
+
+def _num_places(call: Capture) -> int:
+    """Positions, of all samples together."""
+    places = call.grad.shape[1:-1] if isinstance(call.module, nn.Linear) else call.grad[:, :, 0].shape[1:]
+    return places.numel()
+
+
+def _by_sample(call: Capture, size: int) -> Tensor:
+    """The input of a call as (size, k, ...)."""
+    x = call.input.detach()
+    if isinstance(call.module, nn.Linear):
+        x = x.reshape(-1, x.shape[-1])
+    elif x.ndim != len(call.module.kernel_size) + 2:  # type: ignore[arg-type]
+        raise UnsupportedError(f"{call.name} was called without a batch dimension")
+    if len(x) % size:
+        raise UnsupportedError(f"the input {tuple(call.input.shape)} of {call.name} does not hold {size} samples")
+    split: Tensor = x.unflatten(0, (size, -1))
+    return split
+
+
+def _gradients(unit: Unit, call: Capture, size: int) -> Tensor:
+    """The gradients of a call as (r, size, groups, t, outputs)."""
+    g = call.grad if isinstance(call.module, nn.Linear) else call.grad.flatten(3).mT  # outputs last
+    g = g.reshape(len(g), size, -1, unit.groups, unit.outputs).to(_precise(g))
+    return g.transpose(2, 3)
+
+
+def _features(unit: Unit, call: Capture, x: Tensor) -> Tensor:
+    """What multiplies the weight at every position: (b, groups, t, features); no features where it is frozen."""
+    x = x.to(_precise(call.grad))
+    a = x[:, None] if isinstance(call.module, nn.Linear) else _patches(call.module, x)
+    return a if "weight" in unit.params else a[..., :0]
+
+
+def _with_bias(a: Tensor, unit: Unit) -> Tensor:
+    """The same with the 1 that multiplies the bias, last."""
+    return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1) if "bias" in unit.params else a
+
+
+def _patches(conv: Any, x: Tensor) -> Tensor:
+    """Windows of the inputs (b, k, channels, *space) of a convolution: (b, groups, k places, features)."""
+    spatial = len(conv.kernel_size)
+    x = padded(conv, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    for dim, (kernel, stride, dilation) in enumerate(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True), 3):
+        x = x.unfold(dim, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
+    places, windows = range(3, 3 + spatial), range(3 + spatial, 3 + 2 * spatial)
+    x = x.permute(0, 1, *places, 2, *windows).flatten(1, 1 + spatial).flatten(2)  # (b, k places, features)
+    windows_by_group: Tensor = x.unflatten(-1, (conv.groups, -1)).transpose(1, 2)
+    return windows_by_group
+
+
+def _scale(a: Tensor, g: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Squares of per-sample gradients in the basis of left (x) right, summed: (groups, outputs, inputs)."""
+    a = a if right is None else a @ right  # (b, groups, t, inputs)
+    g = g if left is None else g @ left  # (r, b, groups, t, outputs)
+    if a.shape[2] == 1:
+        return torch.einsum("bgo,bgi->goi", g.square().sum((0, 3)), a.square().sum(2))
+    step = max(1, _WORKSPACE // (a.shape[1] * a.shape[3] * g.shape[-1]))
+    total = a.new_zeros(a.shape[1], g.shape[-1], a.shape[3])
+    for one in g:
+        for some, inputs in zip(one.split(step), a.split(step), strict=True):
+            total += (some.mT @ inputs).square().sum(0)
+    return total
+
+
+def _tokens(call: Capture) -> tuple[Tensor, Tensor]:
+    """Tokens (n,), and which of them have a gradient: the padding has none."""
+    token = call.input.flatten()
+    padding: Any = call.module.padding_idx
+    return token, token.ne(-1 if padding is None else padding)
+
+
+def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
+    """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias."""
+    dtype, norm = _precise(call.grad), call.module
+    x, g = call.input.detach().to(dtype), call.grad.to(dtype)
+    if isinstance(norm, nn.LayerNorm):
+        keep = range(x.ndim - len(norm.normalized_shape), x.ndim)
+        normalised = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+    else:
+        keep = range(1, 2)
+        normalised = _standardised(call, x)
+    g = g * normalised if own == "weight" else g
+    places = [dim + 1 for dim in range(1, x.ndim) if dim not in keep]
+    g = g.sum(places) if places else g
+    by_sample: Tensor = g.unflatten(1, (len(x) if len(x) % size else size, -1)).sum(2)
+    return by_sample
+
+
+def _standardised(call: Capture, x: Tensor) -> Tensor:
+    """What a group or batch normalisation makes of its input before its weight and bias."""
+    norm: Any = call.module
+    if isinstance(norm, nn.GroupNorm):
+        return F.group_norm(x, norm.num_groups, eps=norm.eps)
+    mean, variance = call.buffers.get("running_mean"), call.buffers.get("running_var")
+    if norm.training or mean is None or variance is None:
+        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
+    return F.batch_norm(x, mean.to(x), variance.to(x), eps=norm.eps)
+
+
+# ------------------------------------------------------------------------------------------- cotangents
+
+
+def item_cotangents(loss: Loss, out: Tensor, batch: Any) -> Tensor:
+    """sqrt(w_j) times the gradient of item j's own loss, all items at once (*out.shape): the empirical Fisher's root.
+
+    Example:
+        >>> item_cotangents(ritz.losses.SquaredError(), torch.tensor([[3.0]]), (None, torch.tensor([[1.0]]))).tolist()
+        [[4.0]]
+    """
+    if isinstance(loss, CallableLoss):  # whose items are evaluated one by one, with weight 1
+        return _gradient(lambda o: loss.total(o, batch), out, out.new_ones(()))
+    weight = loss.items(out, batch).weight
+    return _gradient(lambda o: loss.items(o, batch).loss, out, weight.where(weight != 0, 1.0).sqrt())
+
+
+def _gradient(fn: Callable[[Tensor], Tensor], out: Tensor, cotangent: Tensor) -> Tensor:
+    with torch.enable_grad():
+        held = out.detach().requires_grad_()
+        (found,) = torch.autograd.grad(fn(held), held, cotangent)
+    return found
+
+
+def collect(collector: Collector, stacks: Iterator[list[Capture]], size: int, bases: Bases | None = None) -> Statistics:
+    """All sums of one pass: inputs once, gradients of every stack of cotangents."""
+    found: Statistics = {}
+    for number, captures in enumerate(stacks):
+        if not number:
+            add_up(found, collector.inputs(captures, size))
+        add_up(found, collector.gradients(captures, size, bases))
+    return found

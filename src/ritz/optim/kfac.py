@@ -1,0 +1,405 @@
+"""KFAC: gradient descent preconditioned by the Kronecker-factored Fisher matrix, in the user's own loop."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NumericalWarning
+from ..losses import CrossEntropy, Loss, SquaredError, as_loss
+from ..operators.base import full_precision
+from ..operators.kronecker import Function
+from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
+from ..space import select
+from .factors import Refresh, RunningBlock, Start
+from .groups import damping_of, decayed, grouped, rate_of, renamed
+from .passes import Watcher
+
+LossName = Literal["cross_entropy", "mse"]
+_LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError}
+
+
+class KFAC(torch.optim.Optimizer):
+    """Natural gradient descent with Kronecker-factored curvature (Martens and Grosse 2015), damped exactly.
+
+    For a layer with weight gradient g (outputs x inputs), factors G = Q_G diag(d_G) Q_G', A = Q_A diag(d_A) Q_A' of the
+    Fisher matrix of the mean loss, and damping delta:
+
+        v = Q_G [(Q_G' g Q_A) / (d_G d_A' + delta)] Q_A',    m <- momentum m + v,    w <- w - lr m
+
+    The damping has the units of the Hessian of the mean loss, and is read from `group["damping"]` at every step: a new
+    value costs nothing, and may be a mapping from block names (see `blocks`) to values. With damping far above the
+    curvature this is SGD with rate lr / damping.
+
+    The training loop stays as it is. On one step in `factor_every` the optimiser notes what goes into the layers; when
+    the gradient of the loss reaches the outputs it makes one more backward pass of its own for the factors (for "type2"
+    as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and others) are
+    told apart and leave them as they are; for other backward passes on a refresh step there is `pause`. Outputs that
+    are not a tensor, and losses that weight or ignore items, are shown by `observe(outputs, batch)` before `backward`.
+
+    Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, weight
+    and bias in one block; parameters of normalisations and of all other modules the diagonal of the Fisher matrix. A
+    parameter that was frozen when the optimiser was made is not trained; a block without statistics yet is not moved.
+
+    Args:
+        model: The model; its hooks go when the optimiser does. A copy of it has hooks that do nothing.
+        lr: The learning rate. `group["lr_scale"]`, 1 unless something else sets it, multiplies it.
+        damping: delta, positive.
+        fisher: "mc" (the true Fisher: labels drawn from the model), "type2" (the same without sampling) or "empirical"
+            (the labels of the data: not the Fisher matrix, but what many implementations use).
+        loss: "cross_entropy", "mse", a torch loss with reduction="mean", or a `ritz.Loss`: what the outputs mean.
+        momentum: Of the preconditioned gradient, as in torch.optim.SGD.
+        stat_decay: Of the running factors.
+        factor_every: Steps between two updates of the factors; with gradient accumulation all passes of the step count.
+        inverse_every: Steps between two eigendecompositions. Early on they are renewed whenever the number of factor
+            updates is a power of two.
+        stagger: Spread the eigendecompositions of the blocks over the steps between.
+        start: "debiased" averages, or the "identity" start of the published code of seed 004, which is hidden damping.
+        sharing: "expand" or "reduce", for weights that act at several positions (tokens; pixels of a convolution).
+        ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018).
+        refresh: "eigh", or "qr": one step of orthogonal iteration from the last eigenvectors, several times cheaper.
+        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never.
+        weight_decay: Added to the gradient (w * weight_decay), or `decoupled`, w <- w (1 - lr weight_decay).
+        groups: Parameters with settings of their own, {"params": glob or globs of names, "weight_decay": 0, ...}. A
+            block takes its damping from the group of its first parameter, the weight.
+        diagonal: Globs of parameters that are to have a diagonal in the place of Kronecker factors.
+        num_samples: Drawn labels for each item, for "mc".
+        loss_scale: For "empirical": what the mean loss is multiplied by before `backward`, a number (1 / k for k passes
+            to a step) or a function (`scaler.get_scale`). The other Fishers see no gradient of the user.
+        max_factor: A factor with more rows than this is diagonal.
+        seed: Of the optimiser's own generator; the global ones are not touched.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> X, y = torch.randn(64, 3), torch.randn(64, 2)
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = KFAC(model, lr=1.0, damping=1e-6, loss="mse", fisher="type2", momentum=0.0)
+        >>> torch.nn.functional.mse_loss(model(X), y).backward()
+        >>> opt.step()  # one layer, squared error: Newton's method, there in one step
+        >>> opt.zero_grad()
+        >>> torch.nn.functional.mse_loss(model(X), y).backward()
+        >>> bool(model.weight.grad.abs().max() < 1e-5)
+        True
+
+    Raises:
+        RuntimeError: From `step`, if no training pass was seen, or if one had outputs that were not shown.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        damping: float | Mapping[str, float],
+        *,
+        fisher: FisherKind = "mc",
+        loss: LossName | Any = "cross_entropy",
+        momentum: float = 0.9,
+        stat_decay: float = 0.95,
+        factor_every: int = 10,
+        inverse_every: int = 100,
+        stagger: bool = False,
+        start: Start = "debiased",
+        sharing: Sharing = "expand",
+        ekfac: bool = False,
+        refresh: Refresh = "eigh",
+        kl_clip: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        groups: Sequence[Mapping[str, Any]] = (),
+        diagonal: Sequence[str] = (),
+        num_samples: int = 1,
+        loss_scale: float | Callable[[], float] = 1.0,
+        max_factor: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; KFAC needs the layers")
+        _one_of("fisher", fisher, get_args(FisherKind))
+        _one_of("start", start, get_args(Start))
+        _one_of("refresh", refresh, get_args(Refresh))
+        _at_least("factor_every", factor_every, 1)
+        _at_least("inverse_every", inverse_every, 1)
+        _at_least("num_samples", num_samples, 1)
+        if not 0 <= stat_decay < 1:
+            raise ValueError(f"stat_decay must lie in [0, 1), got {stat_decay}")
+        if kl_clip is not None and not kl_clip > 0:
+            raise ValueError(f"kl_clip must be positive, or None, got {kl_clip}")
+        self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._params:
+            raise ValueError("the model has no parameter to train: none has requires_grad")
+        units = units_of(model, tuple(self._params), select(self._params, diagonal) if diagonal else ())
+        defaults: dict[str, Any] = {
+            "lr": lr, "damping": damping, "momentum": momentum, "weight_decay": weight_decay, "decoupled": decoupled,
+            "lr_scale": 1.0,
+        }  # fmt: skip
+        super().__init__(grouped(self._params, groups), defaults)
+        self.factor_every, self.inverse_every = factor_every, inverse_every
+        self.kl_clip, self.stagger = kl_clip, stagger
+        self.blocks = {name: RunningBlock(unit, stat_decay, start, ekfac, refresh) for name, unit in units.items()}
+        self.steps, self.skipped = 0, 0
+        known = _LOSSES[loss]() if isinstance(loss, str) and loss in _LOSSES else loss
+        collector = Collector(units, sharing, max_factor)
+        self._watcher = Watcher(model, collector, _as_loss(known), fisher, num_samples, loss_scale, seed)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; only parameters of the model can be trained, since the others belong to no layer."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        own = {id(p) for p in self._params.values()}
+        if any(id(p) not in own for p in group["params"]):
+            self.param_groups.pop()
+            raise ValueError(
+                "KFAC trains the parameters of its model; this group has one that was not there, or frozen"
+            )
+        for key in ("lr", "momentum", "weight_decay"):
+            if not float(group[key]) >= 0:
+                raise ValueError(f"{key} must not be negative, got {group[key]}")
+        for damping in group["damping"].values() if isinstance(group["damping"], Mapping) else (group["damping"],):
+            if not float(damping) > 0:
+                raise ValueError(f"damping must be positive, got {damping}")
+
+    # ------------------------------------------------------------------------------------------- statistics
+
+    def observe(self, outputs: Tensor, batch: Any) -> None:
+        """Show the outputs of the last forward pass, as a tensor, and its batch, between `model(...)` and `backward`.
+
+        For models whose outputs are not a tensor, and for losses that need the targets: class weights, ignored items.
+        It does nothing on steps that do not update the factors.
+
+        Args:
+            outputs: The tensor that the loss is computed from.
+            batch: Where the loss finds its target: (inputs, target), or a dictionary with "labels".
+        """
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"outputs must be the tensor that the loss is made of, got {type(outputs).__name__}")
+        self._watcher.observe(outputs, batch)
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """No statistics inside: for backward passes on a refresh step that do not belong to training."""
+        return self._watcher.pause()
+
+    def eigenvalues(self) -> dict[str, Tensor]:
+        """The eigenvalues of every block, undamped, largest first, by name; of those that have statistics."""
+        spaces = {name: block.space() for name, block in self.blocks.items()}
+        return {
+            name: space.values.flatten().sort(descending=True).values
+            for name, space in spaces.items()
+            if space is not None
+        }
+
+    def _absorb(self) -> None:
+        """The statistics of the passes since the last step into the factors, and new eigenvectors where due."""
+        if self._watcher.waiting is not None:
+            raise RuntimeError(
+                f"{self._watcher.waiting.obstacle}: call opt.observe(outputs, batch) between the forward pass and "
+                "backward(); passes that are not for training belong under torch.no_grad() or opt.pause()"
+            )
+        stats, weight = self._watcher.take()
+        if stats and not _finite(list(stats.values())):
+            warnings.warn(
+                f"the statistics of step {self.steps} are not finite and were left out of the factors",
+                NumericalWarning,
+                stacklevel=4,
+            )
+            stats = {}
+        for number, block in enumerate(self.blocks.values()):
+            if stats:
+                block.add(stats, weight)
+            if self._renewal_due(number, block):
+                block.renew()
+
+    def _renewal_due(self, number: int, block: RunningBlock) -> bool:
+        if block.count == block.renewed:  # nothing new
+            return False
+        early = self.steps < self.inverse_every and block.count & (block.count - 1) == 0
+        offset = number * self.inverse_every // len(self.blocks) if self.stagger else 0
+        return early or not block.renewed or (self.steps - offset) % self.inverse_every == 0
+
+    # ------------------------------------------------------------------------------------------- the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; gradients that are not finite are not used: the step is skipped, counted in `skipped`, and said."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with full_precision():
+            self._absorb()
+            if self._finite_gradients():
+                self._update()
+        self._ready(self.steps + 1)
+        return loss
+
+    @property
+    def _informed(self) -> bool:
+        """Whether any block has statistics."""
+        return any(block.count for block in self.blocks.values())
+
+    def _ready(self, steps: int) -> None:
+        """Look for statistics or not, from here on: until there are some, and then at the interval."""
+        self.steps = steps
+        self._watcher.active = steps % self.factor_every == 0 or not self._informed
+        bases = {name: block.bases for name, block in self.blocks.items() if block.ekfac and block.values}
+        self._watcher.bases = bases or None
+
+    def _finite_gradients(self) -> bool:
+        grads = [p.grad for p in self._params.values() if p.grad is not None]
+        if any(g.is_sparse for g in grads):
+            raise RuntimeError("KFAC does not take sparse gradients; make the embedding with sparse=False")
+        if not grads:
+            return False
+        if _finite(grads):
+            return True
+        self.skipped += 1
+        warnings.warn(
+            f"the gradient of step {self.steps} is not finite: the step is skipped ({self.skipped} so far); lower the "
+            "learning rate or raise the damping",
+            NumericalWarning,
+            stacklevel=4,
+        )
+        return False
+
+    def _update(self) -> None:
+        if not self._informed:
+            raise RuntimeError(
+                "KFAC has seen no training pass: call the model itself, not a copy, a part or a compiled form of it, "
+                "with gradients enabled, and backward() from its outputs, without create_graph=True, before step()"
+            )
+        own = self._settings()
+        grads = {name: decayed(p, own[name]) for name, p in self._params.items() if p.grad is not None}
+        moves = self._filtered(grads, lambda delta: lambda values: values.add(delta).reciprocal_())
+        shrink = self._clip(grads, moves, {name: rate_of(own[name]) for name in moves})
+        if shrink != 1:
+            torch._foreach_mul_(list(moves.values()), shrink)
+        for group in self.param_groups:
+            names = [name for name in group["param_names"] if name in moves]
+            if names:
+                self._move(group, [self._params[name] for name in names], [moves[name] for name in names])
+
+    def _move(self, group: Mapping[str, Any], params: list[Tensor], moves: list[Tensor]) -> None:
+        """m <- momentum m + v, w <- w - lr m, for the parameters of a group at once."""
+        rate = rate_of(group)
+        if group["decoupled"] and group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
+        if group["momentum"]:
+            for p, move in zip(params, moves, strict=True):
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(move)
+            buffers = [self.state[p]["momentum_buffer"] for p in params]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, moves)
+            moves = buffers
+        torch._foreach_add_(params, moves, alpha=-rate)
+
+    def _clip(self, grads: Mapping[str, Tensor], moves: Mapping[str, Tensor], rates: Mapping[str, float]) -> float:
+        """min(1, sqrt(kl_clip / sum lr^2 v'g)) (Ba, Grosse and Martens 2017, section 5)."""
+        if self.kl_clip is None:
+            return 1.0
+        change = float(sum(rates[name] ** 2 * (grads[name] * move).sum().float() for name, move in moves.items()))
+        return min(1.0, math.sqrt(self.kl_clip / change)) if change > 0 else 1.0
+
+    def precondition(self, tensors: Mapping[str, Tensor], power: float = -1.0) -> dict[str, Tensor]:
+        """(C + damping)^power of tensors given by parameter name; blocks without statistics are left out.
+
+        Example:
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> opt = KFAC(model, lr=0.1, damping=1.0, loss="mse", fisher="type2")
+            >>> model(torch.ones(1, 1)).square().mean().backward()
+            >>> opt.step()  # curvature 2
+            >>> opt.precondition({"weight": torch.ones(1, 1)})["weight"].item()
+            0.3333
+        """
+        for name, tensor in tensors.items():
+            if name not in self._params:
+                raise ValueError(f"{name!r} is not a parameter that is trained; there are: {', '.join(self._params)}")
+            if tensor.shape != self._params[name].shape:
+                raise ValueError(f"{name} has shape {tuple(self._params[name].shape)}, got {tuple(tensor.shape)}")
+        with torch.no_grad(), full_precision():
+            return self._filtered(tensors, lambda delta: lambda values: (values + delta) ** power)
+
+    def _filtered(self, tensors: Mapping[str, Tensor], made: Callable[[float], Function]) -> dict[str, Tensor]:
+        """A function of the damped matrix, block by block; what is not given of a block counts as zero."""
+        found: dict[str, Tensor] = {}
+        settings = self._settings()
+        for name, block in self.blocks.items():
+            names = list(block.unit.params.values())
+            if not any(name in tensors for name in names):
+                continue
+            given = {name: tensors[name] if name in tensors else torch.zeros_like(self._params[name]) for name in names}
+            image = block.apply(given, made(damping_of(name, settings[names[0]]))) or {}
+            found.update({name: x.to(tensors[name].dtype) for name, x in image.items() if name in tensors})
+        return found
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """The group of every parameter, by name."""
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        return {name: groups[id(p)] for name, p in self._params.items()}
+
+    # ------------------------------------------------------------------------------------- saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with all that training needs to go on to the same bit under "kfac", by block name."""
+        return {
+            **super().state_dict(),
+            "kfac": {
+                "steps": self.steps,
+                "skipped": self.skipped,
+                "generator": {"seed": self._watcher.seed, "draws": self._watcher.draws},
+                "blocks": {name: block.state_dict() for name, block in self.blocks.items()},
+            },
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`; parameters are matched by name, factors keep their precision.
+
+        Raises:
+            ValueError: If the state is of another optimiser, or of a model with other layers; nothing has changed then.
+        """
+        if "kfac" not in state_dict:
+            raise ValueError("this state_dict has no factors: it was not made by KFAC")
+        own = state_dict["kfac"]
+        if set(own["blocks"]) != set(self.blocks):
+            apart = sorted(set(own["blocks"]) ^ set(self.blocks))
+            raise ValueError(f"the state_dict is of a model with other layers: {', '.join(apart)} in one of the two")
+        super().load_state_dict(renamed(state_dict, self.param_groups))
+        for state in self.state.values():  # torch shares them with the optimiser that they come from
+            state.update({key: value.clone() for key, value in state.items()})
+        for name, block in self.blocks.items():
+            device = self._params[next(iter(block.unit.params.values()))].device
+            block.load_state_dict(own["blocks"][name], device)
+        self.skipped = own["skipped"]
+        self._watcher.seed, self._watcher.draws = own["generator"]["seed"], own["generator"]["draws"]
+        self._watcher.take()
+        self._ready(own["steps"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a KFAC is bound to its model by hooks and cannot be copied; make a new one and load state_dict()"
+        )
+
+
+def _as_loss(loss: Any) -> Loss:
+    if isinstance(loss, str):
+        raise ValueError(f"loss must be 'cross_entropy', 'mse', a torch loss or a ritz.Loss, got {loss!r}")
+    return as_loss(loss)
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _finite(tensors: list[Tensor]) -> bool:
+    """Whether all of them are, by one look from the host."""
+    largest = [x.float() for x in torch._foreach_norm(tensors, torch.inf)]
+    return bool(torch.stack(largest).isfinite().all())

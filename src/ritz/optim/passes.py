@@ -1,0 +1,285 @@
+"""What an optimiser sees of the training passes of its model, without a change to the user's loop.
+
+A hook on the root module records the calls of layers and lays a second hook on the outputs. When the gradient of the
+user's loss arrives there, the pass is known to be a training pass, and its statistics are taken by one more backward
+pass from the outputs. A pass whose outputs get no gradient costs nothing and is forgotten with its graph.
+"""
+
+import contextlib
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from ..layers import Capture, Recorder
+from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
+from ..operators.base import full_precision
+from ..operators.layer_factors import Bases, Collector, FisherKind, Statistics, add_up, collect, item_cotangents
+from ..space import random_uniform
+
+
+class Pass:
+    """One forward pass: the calls of its layers, and what the model gave."""
+
+    def __init__(self, recorder: Recorder, out: Tensor | None, obstacle: str = "") -> None:
+        self.recorder, self.out = recorder, out
+        self.obstacle = obstacle  # why its outputs and targets must be shown
+
+    def take(self) -> Recorder | None:
+        """The recorded calls, once."""
+        recorder, self.recorder, self.out = self.recorder, None, None  # type: ignore[assignment]
+        return recorder
+
+
+class _Hook:
+    """Calls a method of an object that it does not keep alive; in a copy of the model it does nothing."""
+
+    def __init__(self, owner: object, method: str, *bound: object) -> None:
+        self._owner, self._method, self._bound = weakref.ref(owner), method, bound
+
+    def __call__(self, *args: Any) -> Any:
+        owner = self._owner()
+        return None if owner is None else getattr(owner, self._method)(*self._bound, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # deep copies and pickles
+        return _Idle, ()
+
+
+class _Idle:
+    """A hook that does nothing."""
+
+    def __call__(self, *args: Any) -> None:
+        return None
+
+
+class Watcher:
+    """Takes the statistics of training passes while it is `active`.
+
+    Args:
+        model: The root module.
+        collector: What is summed, and for which blocks.
+        loss: The loss, for the matrix in the outputs.
+        fisher: "mc" (labels drawn from the model), "type2" (all roots of the loss Hessian) or "empirical".
+        num_samples: Drawn labels for each item.
+        loss_scale: What the user's loss is multiplied by before `backward`; matters to "empirical" alone.
+        seed: Of drawn labels and signs.
+
+    Example:
+        >>> from ritz.operators.layer_factors import units_of
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> loss = ritz.losses.SquaredError()
+        >>> watcher = Watcher(model, Collector(units_of(model, ("weight",))), loss, "type2")
+        >>> model(torch.tensor([[1.0], [3.0]])).square().mean().backward()
+        >>> stats, weight = watcher.take()
+        >>> float(stats["|input"] / stats["|rows"]), float(stats["|grad"] / weight)  # mean of x^2, 2
+        (5.0, 2.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        collector: Collector,
+        loss: Loss,
+        fisher: FisherKind,
+        num_samples: int = 1,
+        loss_scale: float | Callable[[], float] = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.collector, self.loss, self.fisher = model, collector, loss, fisher
+        self.num_samples, self.loss_scale, self.seed = num_samples, loss_scale, seed
+        self.active, self.paused, self.draws = True, False, 0
+        self.bases: Bases | None = None  # of EKFAC
+        self.waiting: Pass | None = None  # whose outputs must be shown
+        self._latest: Callable[[], Pass | None] = lambda: None
+        self._recorder: Recorder | None = None
+        self._stats: Statistics = {}
+        self._weight: Tensor | float = 0.0
+        self._own = dict(model.named_parameters())
+        units = collector.units.values()
+        self._layers = tuple(p for unit in units if unit.module is not None for p in unit.params.values())
+        self._free = tuple(p for unit in units if unit.module is None for p in unit.params.values())
+        before = model.register_forward_pre_hook(_Hook(self, "_before"))
+        after = model.register_forward_hook(_Hook(self, "_after"), always_call=True)
+        self.remove = weakref.finalize(self, lambda *handles: [h.remove() for h in handles], before, after)
+
+    # --------------------------------------------------------------------------------------- the hooks
+
+    def _before(self, module: nn.Module, args: object) -> None:
+        """Start to record, if this can be a training pass."""
+        if not self.active or self.paused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        if self._recorder is not None:  # the model calls itself
+            return
+        # under functional_call, as in a product with a curvature matrix, the model holds other tensors
+        if any(self._own.get(name, p) is not p for name, p in module.named_parameters()):
+            return
+        self._recorder = Recorder(self.model, self._layers)
+        self._recorder.__enter__()
+
+    def _after(self, module: nn.Module, args: object, output: Any) -> Tensor | None:
+        """Stop recording, also after a failure, and wait for the gradient of the outputs."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return None
+        recorder.__exit__()
+        if output is None or (isinstance(output, Tensor) and not output.requires_grad):
+            return None
+        obstacle = _obstacle(self.loss, self.fisher, output)
+        if obstacle is not None:
+            self.waiting = Pass(recorder, None, obstacle)
+            return None
+        seen = Pass(recorder, output)
+        self._latest = weakref.ref(seen)
+        # The gradient is awaited at a copy: a hook on the output itself would be part of the graph that it holds.
+        # A copy, not a view: the user may go on in place.
+        copy: Tensor = output.clone()
+        copy.register_hook(_Hook(self, "_arrived", seen))
+        return copy
+
+    def _arrived(self, seen: Pass, grad: Tensor) -> None:
+        """The gradient of the user's loss in the outputs."""
+        out = seen.out
+        recorder = seen.take()
+        # with grad mode on, this backward pass is itself to be differentiated: a product or a penalty, not a step
+        if out is None or recorder is None or self.paused or torch.is_grad_enabled():
+            return
+        if self.fisher == "empirical":
+            scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
+            items = _num_items(self.loss, out)
+            self._collect(recorder, out, [grad[None] * (items / scale)], float(items))
+        else:
+            loss, batch = _blank(self.loss, out)  # type: ignore[misc]
+            self._collect(recorder, out, self._cotangents(loss, out, batch), _weight(loss, out, batch))
+
+    def observe(self, outputs: Tensor, batch: Any) -> None:
+        """The statistics of the last pass, from the outputs and batch that are given."""
+        seen = self.waiting or self._latest()
+        self.waiting = None
+        recorder = None if seen is None else seen.take()
+        if recorder is not None:
+            stacks = self._cotangents(self.loss, outputs, batch)
+            self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch))
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """No statistics inside."""
+        was, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = was
+
+    # --------------------------------------------------------------------------------------- statistics
+
+    def take(self) -> tuple[Statistics, Tensor | float]:
+        """The sums of all passes since the last call, and their weight."""
+        found, self._stats, weight, self._weight = self._stats, {}, self._weight, 0.0
+        return found, weight
+
+    def _collect(self, recorder: Recorder, out: Tensor, stacks: Iterable[Tensor], weight: Tensor | float) -> None:
+        """Pull the cotangents back to every layer and add up."""
+        live = {name: p for name, p in self._own.items() if p.requires_grad}
+        try:
+            recorder.check(out, {name: live[name] for name in self._layers if name in live})
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; name it in diagonal=[...], to do without Kronecker factors") from None
+        free = {name: live[name] for name in self._free if name in live}
+        found: Statistics = {}
+
+        def captured() -> Iterator[list[Capture]]:
+            for stack in stacks:
+                stack = stack.to(out)
+                if free and self.fisher != "mc":  # squares of sums over samples: random signs part the samples
+                    stack = stack * self._signs(stack)
+                yield recorder.captures(out, stack)
+                for cotangent in stack if free else ():
+                    add_up(found, _squares(out, free, cotangent))
+
+        with torch.no_grad(), full_precision():
+            add_up(found, collect(self.collector, captured(), len(out), self.bases))
+            add_up(self._stats, found)
+        self._weight = self._weight + weight
+
+    def _cotangents(self, loss: Any, out: Tensor, batch: Any) -> Iterable[Tensor]:
+        """Stacks (r, *out.shape) whose outer products add up to the matrix in the outputs."""
+        held = _held(out)
+        if self.fisher == "type2":
+            return loss.roots(held, batch, 32)  # type: ignore[no-any-return]
+        if self.fisher == "empirical":
+            return [item_cotangents(loss, held, batch)[None]]
+        drawn = [loss.draw(held, batch, self._uniforms(out.device)) for _ in range(self.num_samples)]
+        return [torch.stack(drawn) / math.sqrt(self.num_samples)]
+
+    def _uniforms(self, device: torch.device) -> Callable[[int, str], Tensor]:
+        """The generator: numbers keyed by the seed and by how often labels were drawn before."""
+        self.draws += 1
+        key = ("kfac", self.seed, self.draws)
+        return lambda count, stream: random_uniform(count, (*key, stream), device)
+
+    def _signs(self, stack: Tensor) -> Tensor:
+        """A sign for each cotangent and sample."""
+        uniform = self._uniforms(stack.device)(stack.shape[0] * stack.shape[1], "sign")
+        signs = torch.where(uniform < 0.5, -1.0, 1.0).to(stack)
+        return signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
+
+
+def _squares(out: Tensor, params: Mapping[str, Tensor], cotangent: Tensor) -> Statistics:
+    """Squared gradients of parameters that no layer rule explains."""
+    grads = torch.autograd.grad(out, tuple(params.values()), cotangent, retain_graph=True, allow_unused=True)
+    return {
+        f"{name}|square": g.to(torch.promote_types(g.dtype, torch.float32)).square().reshape(1, -1, 1)
+        for name, g in zip(params, grads, strict=True)
+        if g is not None
+    }
+
+
+def _held(out: Tensor) -> Tensor:
+    """Outputs apart from their graph, in a precision in which items can be counted."""
+    return out.detach().to(torch.promote_types(out.dtype, torch.float32))
+
+
+def _weight(loss: Loss, out: Tensor, batch: Any) -> Tensor:
+    return loss.weight(_held(out), batch)
+
+
+def _num_items(loss: Loss, out: Tensor) -> int:
+    """What a mean over the outputs of a batch is divided by, if nothing is ignored or weighted."""
+    if isinstance(loss, CrossEntropy):
+        return out.numel() // out.shape[_class_dim(loss, out)]
+    return len(out)
+
+
+def _class_dim(loss: CrossEntropy, out: Tensor) -> int:
+    return 1 if loss.class_dim is None else loss.class_dim % out.ndim
+
+
+def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:
+    """Why outputs and targets must be shown, or None where the outputs are enough."""
+    if not isinstance(output, Tensor):
+        return f"the model gives a {type(output).__name__}, not a tensor"
+    if isinstance(loss, CrossEntropy) and output.ndim > 2 and loss.class_dim is None:
+        return (
+            f"where the classes are in outputs {tuple(output.shape)} is not known without targets; say "
+            "loss=ritz.losses.CrossEntropy(class_dim=...), or"
+        )
+    if fisher != "empirical" and _blank(loss, output) is None:
+        return f"the curvature of {type(loss).__name__}, as it was given, depends on the targets"
+    return None
+
+
+def _blank(loss: Loss, out: Tensor) -> tuple[Loss, Any] | None:
+    """The loss with a target made up, where the matrix in the outputs does not depend on it; else None."""
+    target: Tensor
+    if isinstance(loss, CrossEntropy) and loss.class_weight is None:
+        dim = _class_dim(loss, out)
+        label = 1 if loss.ignore_index == 0 else 0
+        target = torch.full((*out.shape[:dim], *out.shape[dim + 1 :]), label, device=out.device)
+        return dataclasses.replace(loss, class_dim=dim, target=default_target), (None, target)
+    if isinstance(loss, SquaredError) or (isinstance(loss, BinaryCrossEntropy) and loss.pos_weight is None):
+        return dataclasses.replace(loss, target=default_target), (None, torch.zeros_like(out))
+    return None

@@ -1,0 +1,366 @@
+"""The trace of the curvature as a term of the loss: unbiased, from one probe, on a part of the batch.
+
+Seed 002, equation 13, trains on L(w) + eta Tr H(w), and where that diverged on L(w) + eta Tr G(w), with the trace of
+one random probe. Both forms are here:
+
+    GGN      Tr G = E_s |J' r|^2,   r = sum_c s_c root_c(f)   the roots of the loss Hessian M(f), with random signs
+    Hessian  Tr H = E_v v' H v                                v of random signs in the weights
+
+Sub-sampling the batch leaves both unbiased, so a quarter of it serves. The signs know nothing of the weights: the mean
+of the gradient is the gradient of the mean. That fails for labels drawn from the model, whose distribution moves with
+the weights.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..batches import isolated_rng, map_tensors, num_samples
+from ..errors import UnsupportedError
+from ..modes import Forward, Whole, unwrapped
+from ..space import ParamSpace, random_bits, random_uniform
+
+Form = Literal["ggn", "hessian"]
+LossName = Literal["cross_entropy", "mse", "bce"]
+
+IGNORED = -100  # torch's label of an item that does not count
+_CHOICES = {
+    "form": ("ggn", "hessian"),
+    "loss": ("cross_entropy", "mse", "bce"),
+}
+
+
+class TracePenalty:
+    """eta times the trace of the curvature, to be added to a loss (seed 002, equation 13).
+
+    A call draws its own part of the batch and its own signs, keyed by the seed and by how many calls went before, and
+    gives a scalar to differentiate. It leaves weights, gradients, buffers and generators as they are; hooks of an
+    optimiser that tell a training pass by its weights (as those of `KFAC` do) do not take its pass for one. The loss
+    is the mean over items, as torch's: the trace has the scale of the loss it is added to. Autocast holds for the
+    forward pass of the GGN form; signs, norms and the whole Hessian form are at least float32. Under accumulation each
+    micro-batch has its own penalty, divided as its loss is. With batch statistics the trace is that of the part of the
+    batch by itself.
+
+    What a step of VGG-16 then costs, counted in operations of a step without: 1.75 on a quarter of the batch, 4 on the
+    whole of it, 3 if the pass of the loss is shared (`on_outputs`); in the Hessian form 2.9 and 8.6.
+
+    Args:
+        eta: What the trace is multiplied by; seed 002 has 1e-4.
+        fraction: Share of the batch that is used, at least one sample.
+        form: "ggn", or "hessian", which wants targets too. The Hessian of a network with batch statistics is refused:
+            see `force`.
+        loss: Which loss the penalty is for. "cross_entropy" leaves out items labelled -100, where labels are given.
+        class_dim: Where an output has its classes; -1 for language models' (batch, tokens, classes).
+        forward: How the model reads `x`; by default model(x), model(*x) or model(**x) by the type of x.
+        seed: Of samples and signs.
+        force: Allow the Hessian form with BatchNorm in training mode. There a layer's weights w and c w give the same
+            loss, so that Tr H(c w) = Tr H(w) / c^2: once its trace is negative, ever smaller weights make the sum ever
+            lower, without end (seed 002, section 6, saw training diverge). The GGN's trace is never negative.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x, y = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)
+        >>> penalty = ritz.optim.TracePenalty(0.1, loss="mse")
+        >>> round(float(penalty(model, x)), 4)  # 0.1 * 2 |x|^2
+        5.0
+        >>> loss = torch.nn.functional.mse_loss(model(x), y) + penalty(model, x)
+        >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        eta: float,
+        fraction: float = 0.25,
+        form: Form = "ggn",
+        *,
+        loss: LossName = "cross_entropy",
+        class_dim: int = 1,
+        forward: Forward | None = None,
+        seed: int = 0,
+        force: bool = False,
+    ) -> None:
+        if not math.isfinite(eta):
+            raise ValueError(f"eta must be a finite number, got {eta}")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction is the share of the batch that is used, in (0, 1], got {fraction}")
+        for name, value in (("form", form), ("loss", loss)):
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, got {value!r}")
+        self.eta, self.fraction, self.form, self.loss, self.class_dim = eta, fraction, form, loss, class_dim
+        self.forward, self.seed, self.force = forward, seed, force
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, x: Any, y: Tensor | None = None) -> Tensor:
+        """eta Tr G, or eta Tr H, of the model on a part of this batch; the model is run once more, on that part.
+
+        Args:
+            model: Any module; the trace is over its parameters that are not frozen, in the mode it is in.
+            x: Its inputs: a tensor, or a tuple or dictionary of tensors with the samples first.
+            y: Targets: needed by the Hessian form; for cross-entropy they also tell which items do not count.
+
+        Raises:
+            ValueError: If the batch is empty, every parameter is frozen or targets are missing.
+            UnsupportedError: If the Hessian form meets BatchNorm in training mode.
+        """
+        model = unwrapped(model)
+        params = _trainable(model)
+        targets = self._hessian_targets(model, y) if self.form == "hessian" else None
+        size = num_samples(x)
+        if size == 0:
+            raise ValueError("the batch is empty: there is nothing to take the trace of")
+        call = self._next_call()
+        rows = self._rows(size, call)
+        share = 1.0 if rows is None else size / len(rows)
+        run = _Run(model, self.forward or _read, map_tensors(x, lambda t: _taken(t, rows, size)))
+        if targets is not None:
+            total = self._curvature_along(run, params, _taken(targets, rows, size), call)
+            return self._scaled(total, share / self._num_items(targets))
+        with torch.enable_grad(), run.isolated(_device(params)):
+            seen = {name: p.view_as(p) for name, p in params.items()}  # not the model's own, as far as hooks can tell
+            out = run(seen)
+        self._check_output(out)
+        labels = self._labels(y)
+        if labels is None:
+            return self._scaled(self._pulled_back(out, seen, None, call), 1 / self._num_items(out))
+        total = self._pulled_back(out, seen, _taken(labels, rows, size), call)
+        return self._scaled(total, share / self._num_items(labels))
+
+    def on_outputs(self, out: Tensor, model: nn.Module, y: Tensor | None = None) -> Tensor:
+        """The same in the GGN form from the outputs of the pass that the loss has anyway, on all of the batch.
+
+        Nothing is sub-sampled: a part of the outputs costs what the whole does. With `KFAC` use `penalty(model, x)`:
+        the penalty's pass through shared outputs would be taken for the one that its factors wait for.
+
+        Example:
+            >>> model, x = torch.nn.Linear(2, 3), torch.ones(4, 2)
+            >>> out = model(x)
+            >>> penalty = ritz.optim.TracePenalty(1e-4)
+            >>> loss = torch.nn.functional.cross_entropy(out, torch.zeros(4).long()) + penalty.on_outputs(out, model)
+            >>> loss.backward()
+        """
+        if self.form != "ggn":
+            raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
+        params = _trainable(unwrapped(model))
+        self._check_output(out)
+        labels = self._labels(y)
+        total = self._pulled_back(out, params, labels, self._next_call())
+        return self._scaled(total, 1 / self._num_items(out if labels is None else labels))
+
+    def state_dict(self) -> dict[str, int]:
+        """What decides the next draw."""
+        return {"calls": self.calls, "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where another run stood."""
+        self.calls, self.seed = int(state["calls"]), int(state["seed"])
+
+    # ------------------------------------------------------------------------------------------- the two forms
+
+    def _pulled_back(self, out: Tensor, params: Mapping[str, Tensor], labels: Tensor | None, call: int) -> Tensor:
+        """|J' r|^2, differentiable through J and through r."""
+        keep = torch.is_grad_enabled()
+        with torch.enable_grad(), torch.autocast(out.device.type, enabled=False):
+            signs = _signs(out.numel(), ("penalty signs", self.seed, call), out.device).view(out.shape)
+            root = _random_root(self.loss, out, signs, self.class_dim)
+            if labels is not None:
+                _check_labels(labels, out, self.class_dim)
+                root = root * (labels != IGNORED).unsqueeze(self.class_dim)
+            leaves = list(params.values())
+            pulled = torch.autograd.grad(
+                out, leaves, root.to(out.dtype), retain_graph=True, create_graph=keep, allow_unused=True
+            )
+            parts = [_wide(g).square().sum() for g in pulled if g is not None]
+            return torch.stack([part.to(parts[0]) for part in parts]).sum()
+
+    def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], y: Tensor, call: int) -> Tensor:
+        """v' H v for the SUM over items, differentiable; v of random signs."""
+        space = ParamSpace.of(params)
+        first = next(iter(params.values()))
+        row = space.probes([call], self.seed, dtype=_wide(first).dtype, device=first.device)[0]
+        probe = space.split(row)
+
+        def total(t: Tensor) -> Tensor:
+            out = run({name: p + (t * probe[name]).to(p.dtype) for name, p in params.items()})
+            self._check_output(out)
+            return _total(self.loss, out, y, self.class_dim)
+
+        with run.isolated(row.device), torch.autocast(row.device.type, enabled=False):
+            return _second_derivative(total, row)
+
+    # ------------------------------------------------------------------------------------------- draws and checks
+
+    def _next_call(self) -> int:
+        self.calls += 1
+        return self.calls - 1
+
+    def _rows(self, size: int, call: int) -> Tensor | None:
+        """Which samples of the batch, drawn without replacement; None for all of them."""
+        num = max(1, round(self.fraction * size))
+        if num == size:
+            return None
+        return random_uniform(size, ("penalty samples", self.seed, call)).argsort()[:num]
+
+    def _labels(self, y: Tensor | None) -> Tensor | None:
+        """Targets that tell which items count; all others are of no use to the GGN."""
+        return y if y is not None and self.loss == "cross_entropy" and not y.is_floating_point() else None
+
+    def _num_items(self, like: Tensor) -> Tensor | float:
+        """What torch's mean divides by, from the targets or from the outputs of a batch."""
+        if self.loss != "cross_entropy":
+            return float(like.numel())
+        if not like.is_floating_point():
+            return (like != IGNORED).sum().clamp(min=1)
+        return like.numel() / like.shape[self.class_dim]
+
+    def _scaled(self, total: Tensor, scale: Tensor | float) -> Tensor:
+        return total * (scale.to(total) if isinstance(scale, Tensor) else scale) * self.eta
+
+    def _check_output(self, out: Any) -> None:
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
+                "TracePenalty(..., forward=lambda model, x: model(**x).logits)"
+            )
+        if self.loss == "cross_entropy" and out.ndim < 2:
+            raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
+        if self.form == "ggn" and not out.requires_grad:
+            raise ValueError("the outputs do not depend on any parameter that is trained: there is no trace to lower")
+
+    def _hessian_targets(self, model: nn.Module, y: Tensor | None) -> Tensor:
+        """The targets, where the Hessian form may be used."""
+        if y is None:
+            raise ValueError("the Hessian depends on the targets: penalty(model, x, y); form='ggn' does without them")
+        norms = [
+            name
+            for name, m in model.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None)
+        ]
+        if norms and not self.force:
+            raise UnsupportedError(
+                f"{norms[0]!r} normalises by batch statistics: the loss does not see the scale of the weights before, "
+                "and a negative trace of the Hessian grows without end as they shrink (seed 002 saw training diverge); "
+                "use form='ggn', put BatchNorm into evaluation mode, or pass force=True"
+            )
+        return y
+
+
+# ---------------------------------------------------------------------------------------------------- the model
+
+
+class _Run:
+    """The model on one part of a batch at given weights; buffers are copies, so batch statistics leave no trace."""
+
+    def __init__(self, model: nn.Module, forward: Forward, x: Any) -> None:
+        self.model, self.whole, self.x = model, Whole(model, forward), x
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+        buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
+        named = {f"model.{name}": value for name, value in {**buffers, **params}.items()}
+        out: Tensor = functional_call(self.whole, named, (self.x,))
+        return out
+
+    @contextlib.contextmanager
+    def isolated(self, device: torch.device) -> Iterator[None]:
+        """Generators put back after; attention by kernels that can be differentiated again."""
+        with isolated_rng(device=device), sdpa_kernel(SDPBackend.MATH):
+            yield
+
+
+def _read(model: nn.Module, x: Any) -> Any:
+    """The model on inputs as they come: one, several, or by name."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple | list) else model(x)
+
+
+def _taken(x: Tensor, rows: Tensor | None, size: int) -> Tensor:
+    """Some samples of a tensor that has them; the whole of one that has not."""
+    return x if rows is None or not x.ndim or len(x) != size else x[rows.to(x.device)]
+
+
+def _trainable(model: nn.Module) -> dict[str, Tensor]:
+    params: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise ValueError("every parameter of the model is frozen (requires_grad=False): there is no trace to lower")
+    return params
+
+
+def _device(params: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(params.values())).device
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# ----------------------------------------------------------------------------------------------------- the loss
+
+
+def _signs(size: int, key: tuple[object, ...], device: torch.device) -> Tensor:
+    """Random signs, (size,) float32, keyed."""
+    return torch.where(random_bits(size, key, device) < 0, -1.0, 1.0).float()
+
+
+def _random_root(loss: str, out: Tensor, signs: Tensor, class_dim: int) -> Tensor:
+    """r (*out.shape) with E[r r'] the Hessian of the SUM over items in the outputs; differentiable, also at p = 0.
+
+    Cross-entropy: sum_c s_c sqrt(p_c) (e_c - p); squared error: sqrt(2) s; binary: s sqrt(p (1 - p)). Roots of
+    probabilities come from their logarithms: the derivative of a square root at 0 is infinite, that of exp is not.
+    """
+    f = _wide(out)
+    signs = signs.to(f)
+    if loss == "mse":
+        return math.sqrt(2) * signs
+    if loss == "bce":
+        return signs * ((F.logsigmoid(f) + F.logsigmoid(-f)) / 2).exp()
+    log_p = f.log_softmax(class_dim)
+    pulled = signs * (log_p / 2).exp()
+    return pulled - log_p.exp() * pulled.sum(class_dim, keepdim=True)
+
+
+def _check_labels(labels: Tensor, out: Tensor, class_dim: int) -> None:
+    items = out.select(class_dim, 0).shape
+    if labels.shape != items:
+        raise ValueError(
+            f"labels {tuple(labels.shape)} do not fit outputs {tuple(out.shape)} with classes in dimension {class_dim}"
+            "; say where they are: TracePenalty(..., class_dim=...)"
+        )
+
+
+def _total(loss: str, out: Tensor, y: Tensor, class_dim: int) -> Tensor:
+    """The loss summed over items, at least float32."""
+    out = _wide(out)
+    if y.is_floating_point() or loss != "cross_entropy":
+        if y.shape != out.shape:
+            raise ValueError(f"targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}")
+    else:
+        _check_labels(y, out, class_dim)
+    if loss == "mse":
+        return F.mse_loss(out, y.to(out), reduction="sum")
+    if loss == "bce":
+        return F.binary_cross_entropy_with_logits(out, y.to(out), reduction="sum")
+    target = y.movedim(class_dim, 1).to(out) if y.is_floating_point() else y.long()
+    return F.cross_entropy(out.movedim(class_dim, 1), target, ignore_index=IGNORED, reduction="sum")
+
+
+def _second_derivative(fn: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """fn''(0) of a scalar function, by two backward passes.
+
+    Two forward derivatives are cheaper, but torch's are wrong for LayerNorm and for BatchNorm in training mode.
+    """
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        t = like.new_zeros((), requires_grad=True)
+        (slope,) = torch.autograd.grad(fn(t), t, create_graph=True)
+        if not slope.requires_grad:  # fn is linear in t
+            return torch.zeros_like(slope)
+        second: Tensor = torch.autograd.grad(slope, t, create_graph=keep, materialize_grads=True)[0]
+    return second

@@ -1,0 +1,303 @@
+"""Damping rules: what to add to an estimated curvature matrix before it is inverted.
+
+A rule says what it needs to see, is shown it at every refresh, and answers with the damping. It knows no optimiser and
+no network: `ritz.optim.AutoDamping` looks for it and writes the answer where the optimiser reads it.
+
+With H_b = H + X the curvature of one batch, mu = Tr H / P, a^2 = Tr (H - mu I)^2 / P and b^2 = Tr X^2 / P:
+
+    NoiseVariance        delta = b^2              seed 004, equation 15: shrinkage towards I
+    LedoitWolf           delta = mu b^2 / a^2     shrinkage towards mu I: scales as the curvature does
+    BulkEdge             delta = c b              c = 2 is the edge of a semicircle of noise
+    LevenbergMarquardt   delta <- delta w^(+-1)   by how well the quadratic model foretold the last step
+    Constant             delta
+
+The first is a squared curvature that is added to a curvature: multiply the loss by c, and delta grows by c^2 where the
+matrix grows by c. The next two do not depend on the units of the loss.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol, get_args
+
+from ..results import Estimate
+
+Combine = Literal["add", "floor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a rule is shown at a refresh; what it did not ask for is None.
+
+    Attributes:
+        start: The damping that the optimiser came with.
+        noise: Tr X^2 / P, the curvature noise of one batch.
+        trace: Tr H / P.
+        second_moment: Tr H^2 / P, the noise taken out; may come out below 0.
+        reduction_ratio: Change of the loss over the change that the quadratic model foretold; NaN where the model
+            foretold no decrease.
+
+    Example:
+        >>> seen = Seen(start=0.1, noise=Estimate(name="curvature noise", value=0.02))
+        >>> seen.need("noise")
+        0.02
+    """
+
+    start: float
+    noise: Estimate | None = None
+    trace: Estimate | None = None
+    second_moment: Estimate | None = None
+    reduction_ratio: Estimate | None = None
+
+    def need(self, name: str) -> float:
+        """The value of one estimate.
+
+        Raises:
+            ValueError: If it was not looked for.
+        """
+        estimate = getattr(self, name)
+        if estimate is None:
+            raise ValueError(f"{name} was not looked for: a rule is shown what it names in `needs`")
+        return float(estimate.value)
+
+
+class DampingRule(Protocol):
+    """How damping follows from what is seen.
+
+    Attributes of a rule are plain numbers, strings and dictionaries of them: they are its state, and are saved and
+    loaded as such.
+
+    Attributes:
+        needs: Which fields of `Seen` it asks for.
+    """
+
+    needs: ClassVar[frozenset[str]]
+
+    def update(self, seen: Seen, step: int) -> float:
+        """The damping from here on; `step` counts optimiser steps from 1."""
+
+
+@dataclass
+class Constant:
+    """The same damping throughout: that of the optimiser, unless another is given.
+
+    Example:
+        >>> Constant().update(Seen(start=0.1), step=100), Constant(0.3).update(Seen(start=0.1), step=100)
+        (0.1, 0.3)
+    """
+
+    value: float | None = None
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        _refuse_negative(value=self.value)
+
+    def update(self, seen: Seen, step: int) -> float:
+        """The value."""
+        return seen.start if self.value is None else self.value
+
+
+@dataclass
+class _Averaged:
+    """A rule that averages what it sees over refreshes, m <- decay m + (1 - decay) x, and puts it with a start value.
+
+    Estimates are averaged before anything is made of them: they have no bias, and what is made of them would have.
+    """
+
+    start: float | None = None
+    combine: Combine = "add"
+    decay: float = 0.7
+    factor: float = 1.0
+    account_for_ema: float = 0.0
+    average: dict[str, float] = field(default_factory=dict, init=False)
+    needs: ClassVar[frozenset[str]] = frozenset({"noise"})
+
+    def __post_init__(self) -> None:
+        _refuse_negative(start=self.start, factor=self.factor)
+        if self.combine not in get_args(Combine):
+            raise ValueError(f"combine must be 'add' or 'floor', got {self.combine!r}")
+        for name in ("decay", "account_for_ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+
+    @property
+    def noise(self) -> float:
+        """The averaged noise, in the matrix that is inverted."""
+        beta = self.account_for_ema
+        return self.average["noise"] * self.factor * (1 - beta) / (1 + beta)
+
+    def measured(self) -> float:
+        """The damping that the averages ask for."""
+        raise NotImplementedError
+
+    def update(self, seen: Seen, step: int) -> float:
+        """Average what is seen, and combine what it asks for with the start value."""
+        for name in sorted(self.needs):
+            fresh = seen.need(name)
+            held = self.average.get(name, fresh)
+            self.average[name] = held + (1 - self.decay) * (fresh - held)
+        start, measured = seen.start if self.start is None else self.start, self.measured()
+        return start + measured if self.combine == "add" else max(start, measured)
+
+
+@dataclass
+class NoiseVariance(_Averaged):
+    """delta = delta* + EMA(Tr X^2 / P): the variance of the curvature between batches (seed 004, equation 15).
+
+    Damping H_b + delta I is linear shrinkage beta H_b + (1 - beta) I with beta = 1 / (1 + delta), at a learning rate
+    lower by beta; this delta is nearly the best such shrinkage where Tr H^2 / P << 1. It is in squared units of
+    curvature: see the text of this module.
+
+    Args:
+        start: delta*; None takes the damping that the optimiser came with.
+        combine: "add" (what the authors' code does) or "floor", the larger of the two (what their captions say).
+        decay: Of the moving average; the first value is the first estimate. A noisy one wants more than 0.7.
+        factor: What the estimate is multiplied by: b / B where it was made at batch size b and training is at B.
+        account_for_ema: The decay of the optimiser's own average over batches, 0.95 for KFAC. The matrix that is
+            inverted then has (1 - b) / (1 + b) of the noise of one batch, a 39th. 0 leaves it out, as the paper does.
+
+    Example:
+        >>> rule = NoiseVariance()
+        >>> noises = [Estimate(name="curvature noise", value=value) for value in (0.02, 0.03)]
+        >>> [round(rule.update(Seen(start=0.1, noise=noise), step=100), 6) for noise in noises]
+        [0.12, 0.123]
+    """
+
+    def measured(self) -> float:
+        """The averaged noise."""
+        return self.noise
+
+
+@dataclass
+class LedoitWolf(_Averaged):
+    """delta = mu b^2 / a^2: shrinkage towards mu I in place of I (Ledoit and Wolf 2004).
+
+    beta H_b + (1 - beta) mu I is nearest to H, in mean square, at beta = a^2 / (a^2 + b^2), and is H_b + delta I times
+    beta. As mu is the mean eigenvalue, delta is a curvature, and the step does not depend on the units of the loss. It
+    needs mu > 0, so it is made from the Gauss-Newton matrix. A spiked spectrum has a small mu: delta is then smaller
+    than equation 15 has it, and `combine="floor"` keeps the optimiser's own damping under it.
+
+    Args:
+        most: b^2 / a^2 is held below this. Where the signal drowns in noise a^2 is as good as 0, and delta would be
+            infinite; from about 100 on the step is that of plain gradient descent.
+        start, combine, decay, factor, account_for_ema: As in `NoiseVariance`.
+
+    Example:
+        >>> rule, one = LedoitWolf(), lambda value: Estimate(name="", value=value)
+        >>> seen = Seen(start=0.0, noise=one(2.0), trace=one(1.0), second_moment=one(5.0))  # a^2 = 5 - 1
+        >>> rule.update(seen, step=100)
+        0.5
+    """
+
+    combine: Combine = "floor"
+    most: float = 1e3
+    needs: ClassVar[frozenset[str]] = frozenset({"noise", "trace", "second_moment"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_negative(most=self.most)
+
+    def measured(self) -> float:
+        """mu b^2 / a^2 of the averages."""
+        mean, noise = self.average["trace"], self.noise
+        if mean < 0:
+            raise ValueError(
+                f"the mean curvature is {mean:.3g}: shrinkage towards it needs a positive matrix; use curvature='ggn', "
+                "or another rule where the loss is not convex in the outputs"
+            )
+        signal = self.average["second_moment"] - mean**2
+        ratio = noise / signal if signal * self.most > noise else self.most
+        return mean * ratio if noise else 0.0
+
+
+@dataclass
+class BulkEdge(_Averaged):
+    """delta = c sqrt(Tr X^2 / P): damping by the size of the noise itself, in units of curvature.
+
+    A Wigner matrix with Tr X^2 / P = s^2 has its eigenvalues in [-2 s, 2 s], and an eigenvalue of H below s leaves no
+    trace in H + X (theorem 1 of seed 004, where s^2 is P sigma^2 / B). So c = 1 damps by what can just be detected and
+    c = 2 by the edge of the bulk.
+
+    Args:
+        c: How many s.
+        start, combine, decay, factor, account_for_ema: As in `NoiseVariance`.
+
+    Example:
+        >>> rule = BulkEdge(c=2.0)
+        >>> rule.update(Seen(start=0.1, noise=Estimate(name="curvature noise", value=0.25)), step=100)
+        1.0
+    """
+
+    combine: Combine = "floor"
+    c: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_negative(c=self.c)
+
+    def measured(self) -> float:
+        """c s."""
+        return self.c * math.sqrt(self.noise)
+
+
+@dataclass
+class LevenbergMarquardt:
+    """Less damping where the quadratic model foretold the step well, more where it did not (Martens and Grosse 2015).
+
+    With rho = [L(w + d) - L(w)] / [g'd + d'Gd / 2], a decrease over a foretold decrease, positive and near 1 where the
+    model is good:
+
+        rho > upper:  delta <- delta omega          rho < lower:  delta <- delta / omega
+
+    The authors of seed 004 found it unstable, with code that has the sign of the denominator wrong: there a good step
+    has rho < 0 and raises the damping. Where the model foretells no decrease (momentum may step uphill) rho says
+    nothing, and the damping stays. The defaults are kfac-jax's, for a refresh every 5 steps.
+
+    Args:
+        start: The first damping; None takes that of the optimiser.
+        omega: Factor of one change.
+        lower, upper: Where rho is too low and high enough.
+        least, most: Bounds of the damping.
+
+    Example:
+        >>> rule = LevenbergMarquardt(omega=0.5)
+        >>> ratios = [Estimate(name="reduction ratio", value=rho) for rho in (0.9, 0.5, 0.1, -3.0)]
+        >>> [rule.update(Seen(start=1.0, reduction_ratio=rho), step=5) for rho in ratios]
+        [0.5, 0.5, 1.0, 2.0]
+    """
+
+    start: float | None = None
+    omega: float = 0.9**5
+    lower: float = 0.25
+    upper: float = 0.75
+    least: float = 1e-8
+    most: float = math.inf
+    damping: float | None = field(default=None, init=False)
+    needs: ClassVar[frozenset[str]] = frozenset({"reduction_ratio"})
+
+    def __post_init__(self) -> None:
+        _refuse_negative(start=self.start, least=self.least)
+        if not 0 < self.omega < 1:
+            raise ValueError(f"omega must lie between 0 and 1, got {self.omega}")
+        if not self.lower < self.upper or not self.least < self.most:
+            raise ValueError(
+                f"expected lower < upper and least < most, got {self.lower}, {self.upper} and {self.least}, {self.most}"
+            )
+
+    def update(self, seen: Seen, step: int) -> float:
+        """One factor up, one down, or none."""
+        if self.damping is None:
+            self.damping = seen.start if self.start is None else self.start
+        rho = seen.need("reduction_ratio")
+        if rho > self.upper:
+            self.damping *= self.omega
+        elif rho < self.lower:
+            self.damping /= self.omega
+        self.damping = min(max(self.damping, self.least), self.most)
+        return self.damping
+
+
+def _refuse_negative(**numbers: float | None) -> None:
+    """Refuse what is below 0 or not a number."""
+    for name, value in numbers.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")

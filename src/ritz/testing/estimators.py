@@ -1,0 +1,164 @@
+"""Whether the error bars of a number mean what they say."""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..results import Estimate
+from ..storage import load
+
+
+def check_estimator(
+    estimate_fn: Callable[[int], Estimate],
+    truth: float | Tensor,
+    *,
+    num_seeds: int = 300,
+    level: float = 0.95,
+    low: float = 0.91,
+    high: float = 0.99,
+    unbiased: bool = True,
+    rtol: float = 1e-8,
+) -> float:
+    """Hold an estimator to its error bars, over many seeds, against a known truth.
+
+    An exact estimate must equal the truth and have no standard error. A sampled one must be right on average, to four
+    standard errors of the mean over seeds (and the width of its bracket, where it has one), and its interval must hold
+    the truth neither too seldom nor too often. In both cases the same seed must give the same result, a saved one must
+    load equal to itself, and products, seed and convention must be filled in.
+
+    Args:
+        estimate_fn: From a seed to an `Estimate`.
+        truth: The number that is estimated, or a tensor of them; coverage is then the mean over its entries.
+        num_seeds: Seeds 0 ... num_seeds - 1.
+        level: Of the interval.
+        low: Smallest coverage allowed.
+        high: Largest; 1.0 for quantities with one-sided bounds or brackets, which hold every time.
+        unbiased: Ask for the right mean; False where the value is a bound, as a Ritz value is of an eigenvalue.
+        rtol: Relative error that counts as none, for exact estimates.
+
+    Returns:
+        The coverage, 1.0 for exact estimates.
+
+    Raises:
+        AssertionError: Naming the first thing that does not hold, with its size.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> side = torch.diag(torch.ones(49, dtype=torch.float64), 1)
+        >>> A = DenseOperator(side + side.T + 2 * torch.eye(50, dtype=torch.float64))
+        >>> coverage = check_estimator(lambda seed: ritz.trace(A, "hutchinson", 8, seed), 100.0)
+        >>> 0.91 <= coverage <= 0.99
+        True
+    """
+    if num_seeds < 2:
+        raise ValueError(f"num_seeds must be at least 2, got {num_seeds}")
+    goal = torch.as_tensor(truth).double().cpu()
+    estimates = [estimate_fn(seed) for seed in range(num_seeds)]
+    for estimate in (estimates[0], estimates[-1]):
+        _check_record(estimate, goal)
+        _check_nesting(estimate, level)
+    name = estimates[0].name
+    _require(estimate_fn(0) == estimates[0], f"{name}: the same seed gives another result")
+    _check_storage(estimates[0])
+    values = torch.stack([torch.as_tensor(e.value).double().cpu() for e in estimates])  # (seeds, ...)
+    errors = torch.stack([torch.as_tensor(e.stderr).double().cpu().expand(goal.shape) for e in estimates])
+    exact = [e.exact for e in estimates]
+    if any(exact):
+        _check_exact(name, values[exact], errors[exact], goal, rtol)
+    if all(exact) or (not bool(errors.any()) and _error(values, goal) <= rtol):  # sampled, and yet nothing was random
+        return 1.0
+    _require(bool((values != values[0]).any()), f"{name}: every seed gives {values[0].flatten()[0]:.6g}; is it used?")
+    if unbiased:
+        _check_mean(estimates, values, goal)
+    return _check_coverage(estimates, goal, level, low, high)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(what)
+
+
+def _error(values: Tensor, goal: Tensor) -> float:
+    """The largest error, relative to the largest entry of the truth."""
+    apart, size = float((values - goal).abs().max()), float(goal.abs().max())
+    return apart / size if size else apart
+
+
+def _check_record(estimate: Estimate, goal: Tensor) -> None:
+    """What a number must say of itself."""
+    name = estimate.name
+    _require(isinstance(estimate, Estimate), f"expected an Estimate, got {type(estimate).__name__}")
+    shape = torch.as_tensor(estimate.value).shape
+    _require(shape == goal.shape, f"{name}: the value has shape {tuple(shape)}, the truth {tuple(goal.shape)}")
+    _require(bool(estimate.convention), f"{name}: convention is empty: say which matrix, divided by what")
+    stderr = torch.as_tensor(estimate.stderr)
+    _require(bool((stderr >= 0).all()), f"{name}: stderr {stderr.flatten()[0]:.3g} is not a size")
+    if not estimate.exact:
+        _require(estimate.products > 0, f"{name}: products is {estimate.products}: say what it cost")
+        _require(estimate.seed is not None, f"{name}: seed is None, though probes were drawn")
+
+
+def _check_nesting(estimate: Estimate, level: float) -> None:
+    """An interval at a lower level lies inside one at a higher."""
+    outer, inner = (_ends(estimate, at) for at in (level, level / 2))
+    _require(bool((outer[0] <= outer[1]).all()), f"{estimate.name}: the interval ends before it begins")
+    nested = bool((outer[0] <= inner[0]).all() and (inner[1] <= outer[1]).all())
+    _require(nested, f"{estimate.name}: the {level / 2:.0%} interval is not inside the {level:.0%} one")
+
+
+def _check_storage(estimate: Estimate) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            loaded = load(estimate.save(Path(folder) / "estimate"))
+        except (TypeError, ValueError) as error:
+            raise AssertionError(f"{estimate.name}: cannot be saved and loaded: {error}") from error
+    _require(loaded == estimate, f"{estimate.name}: what is loaded is not what was saved")
+
+
+def _check_exact(name: str, values: Tensor, errors: Tensor, goal: Tensor, rtol: float) -> None:
+    worst = float(errors.abs().max())
+    _require(worst == 0, f"{name}: exact, but with stderr {worst:.3g}")
+    off = _error(values, goal)
+    _require(off <= rtol, f"{name}: exact, but with a relative error of {off:.2g}, more than {rtol:.2g}")
+
+
+def _check_mean(estimates: Sequence[Estimate], values: Tensor, goal: Tensor) -> None:
+    """The mean over seeds against the truth; of squares where the value is the root of an averaged square."""
+    power = estimates[0].power
+    raw, aim = values ** (1 / power), goal ** (1 / power)
+    slack = torch.zeros_like(goal)
+    for e in estimates:
+        ends = [torch.as_tensor(end).double().cpu() ** (1 / power) for end in e.bracket or (e.value, e.value)]
+        slack = slack + (ends[1] - ends[0]) / len(estimates)
+    spread = raw.std(0) / math.sqrt(len(raw))
+    # among n entries the largest deviate is expected at sqrt(2 log n)
+    limit = 4 + math.sqrt(2 * math.log(goal.numel()))
+    floor = 1e-9 * aim.abs()  # round-off
+    excess = ((raw.mean(0) - aim).abs() - slack - floor).clamp(min=0) / spread.clamp(min=1e-300)
+    worst = int(excess.argmax())
+    _require(
+        float(excess.max()) <= limit,
+        f"{estimates[0].name}: biased: the mean over {len(raw)} seeds is {raw.mean(0).flatten()[worst]:.6g}, the truth "
+        f"{aim.flatten()[worst]:.6g}, {float(excess.max()):.1f} standard errors away",
+    )
+
+
+def _check_coverage(estimates: Sequence[Estimate], goal: Tensor, level: float, low: float, high: float) -> float:
+    hits = []
+    for estimate in estimates:
+        lower, upper = _ends(estimate, level)
+        hits.append(((lower <= goal) & (goal <= upper)).double().mean())
+    coverage = float(torch.stack(hits).mean())
+    what = f"{estimates[0].name}: the {level:.0%} interval covers the truth {coverage:.1%} of {len(hits)} times"
+    _require(coverage >= low, f"{what}, less than {low:.0%}: the error bars are too small")
+    _require(coverage <= high, f"{what}, more than {high:.0%}: the error bars are too large")
+    return coverage
+
+
+def _ends(estimate: Estimate, level: float) -> tuple[Tensor, Tensor]:
+    lower, upper = (torch.as_tensor(end).double().cpu() for end in estimate.interval(level))
+    return lower, upper

@@ -1,0 +1,426 @@
+"""Kronecker-factored curvature against the dense matrices that it stands for, and against curvlinops."""
+
+import copy
+
+import cases
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ritz
+from ritz.errors import NumericalWarning, UnsupportedError
+from ritz.layers import Capture
+from ritz.operators.kronecker import KFACOperator, eigenbasis
+from ritz.operators.layer_factors import Collector, units_of
+from ritz.testing import check_operator
+
+curvlinops = pytest.mark.oracle("curvlinops")
+N, CLASSES = 11, 3
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(build, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+LABELS = torch.arange(N) % CLASSES
+TARGETS = {"ce": LABELS, "mse": draw(N, CLASSES, seed=9)}
+LOSSES = {"ce": nn.CrossEntropyLoss(), "mse": nn.MSELoss()}
+
+
+class Pooled(nn.Module):
+    """The same weights at every token, and the mean of tokens as output."""
+
+    def __init__(self, embedded: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5, padding_idx=0) if embedded else nn.Identity()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(self.embedding(x))).mean(1))
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 3, 2, bias=False, padding=(1, 0), dilation=(2, 1)),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(18, CLASSES),
+    )
+
+
+NETWORKS = {
+    "mlp": (lambda: cases.mlp((5, 4, CLASSES)), draw(N, 5)),
+    "conv": (conv, draw(N, 2, 6, 6)),
+    "pooled": (Pooled, draw(N, 6, 5)),
+}
+
+
+def risk_of(network: str, loss: str, samples: int = N, **keywords) -> ritz.Risk:
+    build, X = NETWORKS[network]
+    data = [(X[:4][:samples], TARGETS[loss][:4][:samples]), (X[4:], TARGETS[loss][4:])][: 1 if samples <= 4 else 2]
+    return ritz.Risk(seeded(build), LOSSES[loss], data, **keywords)
+
+
+def block_diagonal(matrix: Tensor, operator: KFACOperator) -> Tensor:
+    """The part of a matrix within the blocks of an operator."""
+    kept = torch.zeros_like(matrix)
+    for unit in operator.units.values():
+        index = torch.cat([torch.arange(matrix.shape[0])[operator.space.slices[name]] for name in unit.params.values()])
+        kept[index[:, None], index] = matrix[index[:, None], index]
+    return kept
+
+
+# ------------------------------------------------------------------------------------------- where it is exact
+
+
+def test_for_one_linear_layer_under_squared_error_it_is_the_ggn():
+    model, X = seeded(lambda: nn.Linear(5, 3)), draw(N, 5)
+    risk = ritz.Risk(model, nn.MSELoss(), (X, TARGETS["mse"]), batch_size=4)
+    assert cases.relative(KFACOperator(risk).dense(), ritz.GGN(risk).dense()) < 1e-12
+
+
+@pytest.mark.parametrize("ekfac", [False, True])
+def test_for_a_deep_linear_network_under_squared_error_its_blocks_are_those_of_the_ggn(ekfac):
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 6, bias=False), nn.Linear(6, 3)))
+    problem = cases.Problem(
+        model, nn.MSELoss(), [(draw(N, 5)[:4], TARGETS["mse"][:4]), (draw(N, 5)[4:], TARGETS["mse"][4:])]
+    )
+    operator = KFACOperator(problem.risk(), ekfac=ekfac)
+    truth = block_diagonal(cases.dense_ggn(problem), operator)
+    assert cases.relative(operator.dense(), truth) < 1e-11
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_for_one_sample_without_weight_sharing_its_blocks_are_those_of_the_ggn(loss):
+    risk = risk_of("mlp", loss, samples=1)
+    operator = KFACOperator(risk)
+    assert cases.relative(operator.dense(), block_diagonal(ritz.GGN(risk).dense(), operator)) < 1e-11
+
+
+@pytest.mark.parametrize("kind", ["empirical", "mc"])
+def test_for_one_sample_the_other_fishers_are_exact_too(kind):
+    risk = risk_of("mlp", "ce", samples=1)
+    operator = KFACOperator(risk, kind, num_samples=3, seed=5)
+    dense = ritz.EmpiricalFisher(risk) if kind == "empirical" else ritz.Fisher(risk, num_samples=3, seed=5)
+    assert cases.relative(operator.dense(), block_diagonal(dense.dense(), operator)) < 1e-11
+
+
+def test_reduce_is_exact_for_a_linear_network_that_averages_its_tokens():
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), Mean(), nn.Linear(4, 3)))
+    risk = ritz.Risk(model, nn.MSELoss(), (draw(N, 6, 5), TARGETS["mse"]), batch_size=4)
+    operator = KFACOperator(risk, sharing="reduce")
+    truth = block_diagonal(ritz.GGN(risk).dense(), operator)
+    assert cases.relative(operator.dense(), truth) < 1e-11
+    assert cases.relative(KFACOperator(risk, sharing="expand").dense(), truth) > 0.05
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def test_expand_is_exact_for_a_linear_layer_with_a_loss_at_every_token():
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+    risk = ritz.Risk(model, nn.MSELoss(), (draw(N, 6, 5), draw(N, 6, 3)), batch_size=4)
+    operator = KFACOperator(risk)
+    assert cases.relative(operator.dense(), block_diagonal(ritz.GGN(risk).dense(), operator)) < 1e-11
+
+
+def test_an_embedding_has_its_exact_block_where_the_network_is_linear():
+    """One token a sample: dW = one-hot (x) g, and under squared error g does not depend on the sample."""
+    model = seeded(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)))
+    tokens = torch.arange(N) % 5  # two rows are never seen
+    risk = ritz.Risk(model, nn.MSELoss(), (tokens, TARGETS["mse"]), batch_size=4)
+    operator = KFACOperator(risk)
+    assert cases.relative(operator.dense(), block_diagonal(ritz.GGN(risk).dense(), operator)) < 1e-11
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_grouped_convolution_at_one_position_has_the_exact_blocks_of_its_groups(groups):
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=groups), nn.Flatten(), nn.Linear(8, 3)))
+    risk = ritz.Risk(model, nn.MSELoss(), (draw(N, 4, 3, 3), TARGETS["mse"]), batch_size=4)
+    operator = KFACOperator(risk).block("0.*").dense()
+    dense = ritz.GGN(risk).block("0.*").dense()
+    own = torch.cat([torch.arange(8).repeat_interleave(4 // groups * 9), torch.arange(8)]) // (8 // groups)
+    truth = torch.where(own[:, None] == own, dense, 0.0)  # groups do not share a block
+    assert cases.relative(operator, truth) < 1e-11
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(4), lambda: nn.GroupNorm(2, 4), lambda: nn.BatchNorm1d(4)])
+def test_a_normalisation_has_the_diagonal_of_the_ggn(norm):
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), norm(), nn.Tanh(), nn.Linear(4, 3)))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (draw(N, 5), LABELS), batch_size=4)
+    operator = KFACOperator(risk).block("1.*").dense()
+    assert cases.relative(operator, ritz.GGN(risk).block("1.*").dense().diagonal().diag()) < 1e-11
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", ["type2", "empirical"])
+def test_the_eigenvalues_of_ekfac_are_the_diagonal_of_the_matrix_in_its_basis(network, kind):
+    risk = risk_of(network, "ce")
+    operator = KFACOperator(risk, kind, ekfac=True)
+    dense = (ritz.GGN(risk) if kind == "type2" else ritz.EmpiricalFisher(risk)).dense()
+    for name, unit in operator.units.items():
+        space, index = operator.blocks()[name], torch.arange(operator.dim)
+        where = unit.gather({p: index[operator.space.slices[p]].reshape(s) for p, s in shapes(operator).items()})[0]
+        part = dense[where.flatten()[:, None], where.flatten()]
+        basis = torch.kron(space.left[0], space.right[0])
+        assert cases.relative(space.values.flatten(), (basis * (part @ basis)).sum(0)) < 1e-10
+
+
+def shapes(operator: KFACOperator) -> dict[str, torch.Size]:
+    return dict(zip(operator.space.names, operator.space.shapes, strict=True))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_ekfac_is_never_further_from_the_ggn_than_kfac(network):
+    risk = risk_of(network, "ce")
+    operators = [KFACOperator(risk, ekfac=ekfac) for ekfac in (True, False)]
+    truth = block_diagonal(ritz.GGN(risk).dense(), operators[0])
+    close, far = (float((operator.dense() - truth).norm()) for operator in operators)
+    assert close < far
+
+
+def test_monte_carlo_factors_have_the_type_2_factors_as_their_mean():
+    risk = risk_of("conv", "ce")
+    exact = KFACOperator(risk).factors()["0"][0][0]
+    drawn = torch.stack([KFACOperator(risk, "mc", seed=seed).factors()["0"][0][0] for seed in range(60)])
+    error = drawn.std(0) / 60**0.5
+    assert float(((drawn.mean(0) - exact) / error).abs().max()) < 4.5
+
+
+# --------------------------------------------------------------------------------------- against another package
+
+
+def other(network: str, loss: str, kind: str, sharing: str, ekfac: bool) -> Tensor:
+    import curvlinops as clo
+
+    risk = risk_of(network, loss)
+    model = copy.deepcopy(risk.model).eval()
+    build = clo.EKFACLinearOperator if ekfac else clo.KFACLinearOperator
+    operator = build(
+        model,
+        LOSSES[loss],
+        list(model.parameters()),
+        [batch.data for batch in risk.batches],
+        fisher_type={"type2": "type-2", "empirical": "empirical"}[kind],
+        kfac_approx=sharing,
+        separate_weight_and_bias=False,
+    )
+    return operator @ torch.eye(operator.shape[0])
+
+
+@curvlinops
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", ["type2", "empirical"])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_it_is_the_kfac_of_curvlinops(network, loss, kind, sharing):
+    """Their empirical Fisher counts each of the 3 outputs of a squared error as an item: 3 times ours."""
+    ours = KFACOperator(risk_of(network, loss), kind, sharing=sharing).dense()
+    items = CLASSES if (loss, kind) == ("mse", "empirical") else 1
+    assert cases.relative(items * ours, other(network, loss, kind, sharing, ekfac=False)) < 1e-11
+
+
+@curvlinops
+@pytest.mark.parametrize("network", NETWORKS)
+def test_it_is_the_ekfac_of_curvlinops(network):
+    ours = KFACOperator(risk_of(network, "ce"), ekfac=True).dense()
+    assert cases.relative(ours, other(network, "ce", "type2", "expand", ekfac=True)) < 1e-11
+
+
+# ------------------------------------------------------------------------------------------- as an operator
+
+
+@pytest.mark.parametrize("ekfac", [False, True])
+def test_it_keeps_the_contract_of_operators(ekfac):
+    check_operator(KFACOperator(risk_of("mlp", "ce"), ekfac=ekfac))
+
+
+@pytest.mark.parametrize("ekfac", [False, True])
+def test_the_damped_inverse_eigenvalues_trace_and_log_determinant_are_those_of_the_dense_matrix(ekfac):
+    operator = KFACOperator(risk_of("conv", "ce"), ekfac=ekfac)
+    dense = operator.dense()
+    shifted = dense + 0.3 * torch.eye(len(dense))
+    assert cases.relative(operator.inverse(0.3).dense(), torch.linalg.inv(shifted)) < 1e-11
+    assert cases.relative(operator.eigenvalues(), torch.linalg.eigvalsh(dense)) < 1e-11
+    assert float(operator.logdet(0.3)) == pytest.approx(float(torch.logdet(shifted)), rel=1e-11)
+    assert float(operator.trace()) == pytest.approx(float(dense.trace()), rel=1e-11)
+    parts = operator.logdet(0.3).parts
+    assert sum(float(part) for part in parts.values()) == pytest.approx(float(operator.logdet(0.3)))
+
+
+def test_the_factors_follow_the_weights():
+    risk = risk_of("mlp", "ce")
+    operator = KFACOperator(risk)
+    before = operator.dense()
+    with torch.no_grad():
+        risk.model[0].weight.mul_(2)
+    after = operator.dense()
+    assert cases.relative(after, before) > 0.01
+    assert torch.equal(after, KFACOperator(risk).dense())
+
+
+@pytest.mark.parametrize("cut", list(cases.partitions(N)))
+def test_it_is_the_same_for_every_cut_into_batches(cut):
+    build, X = NETWORKS["conv"]
+    model = seeded(build)
+    whole = KFACOperator(ritz.Risk(model, LOSSES["ce"], [(X, LABELS)]), "mc", seed=1).dense()
+    pieces = KFACOperator(ritz.Risk(model, LOSSES["ce"], cases.split(X, LABELS, cut)), "mc", seed=1).dense()
+    assert cases.relative(pieces, whole) < 1e-11
+
+
+def test_twice_the_loss_is_twice_the_matrix():
+    risk = risk_of("conv", "mse")
+    twice = ritz.Risk(risk.model, lambda out, y: 2 * nn.functional.mse_loss(out, y), [b.data for b in risk.batches])
+    assert cases.relative(KFACOperator(twice).dense(), 2 * KFACOperator(risk).dense()) < 1e-11
+
+
+def test_frozen_weights_leave_the_block_of_the_bias():
+    risk = risk_of("mlp", "mse", params=["0.bias", "2.*"])
+    operator = KFACOperator(risk)
+    assert operator.units["0"].inputs == 1
+    everything = KFACOperator(risk_of("mlp", "mse")).block("0.bias").dense()
+    assert cases.relative(operator.block("0.bias").dense(), everything) < 1e-12
+
+
+def test_a_layer_that_takes_no_part_has_a_zero_block():
+    model = seeded(lambda: nn.ModuleDict({"used": nn.Linear(5, 3), "unused": nn.Linear(2, 2)}))
+    risk = ritz.Risk(model, LOSSES["ce"], (draw(N, 5), LABELS), forward=lambda m, batch: m["used"](batch[0]))
+    operator = KFACOperator(risk)
+    assert not operator.block("unused.*").dense().any()
+    assert operator.block("used.*").dense().any()
+    with pytest.raises(ValueError, match="singular"):
+        operator.logdet()
+
+
+def test_a_layer_called_twice_adds_up_over_its_calls():
+    """For a linear network and calls that see the same input, two calls are one call with doubled gradient factor."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.layer(x), self.layer(-x)], dim=1)
+
+    risk = ritz.Risk(seeded(Twice), nn.MSELoss(), (draw(N, 5), draw(N, 6)))
+    operator = KFACOperator(risk)
+    weight = operator.block("layer.weight").dense()
+    assert cases.relative(weight, ritz.GGN(risk).block("layer.weight").dense()) < 1e-11
+
+
+def test_factors_wider_than_the_limit_are_diagonal():
+    risk = risk_of("mlp", "ce")
+    whole, cut = (KFACOperator(risk, max_factor=most).factors()["0"] for most in (10_000, 5))
+    assert torch.equal(cut[0], whole[0])  # 4 wide
+    assert torch.allclose(cut[1], whole[1].diagonal(dim1=1, dim2=2))  # 6 wide
+    check_operator(KFACOperator(risk, max_factor=5, ekfac=True))
+
+
+def test_chunks_of_samples_add_up(monkeypatch):
+    risk = risk_of("conv", "ce")
+    whole = KFACOperator(risk, ekfac=True).dense()
+    monkeypatch.setattr("ritz.operators.layer_factors._WORKSPACE", 200)
+    assert cases.relative(KFACOperator(risk, ekfac=True).dense(), whole) < 1e-11
+
+
+# ------------------------------------------------------------------------------------------- refusals, failures
+
+
+def test_a_parameter_without_a_rule_is_refused():
+    model = nn.Sequential(nn.Linear(5, 3), nn.PReLU())
+    with pytest.raises(UnsupportedError, match=r"1\.weight belongs to no layer with Kronecker factors"):
+        KFACOperator(ritz.Risk(model, LOSSES["ce"], (draw(N, 5), LABELS)))
+
+
+def test_tied_weights_are_refused():
+    with pytest.raises(UnsupportedError, match="belongs to no layer"):
+        KFACOperator(cases.problem("language").risk())
+
+
+def test_bad_arguments_are_refused():
+    risk = risk_of("mlp", "ce")
+    with pytest.raises(TypeError, match=r"expected a ritz\.Risk, got Linear"):
+        KFACOperator(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="fisher must be one of mc, type2, empirical, got 'true'"):
+        KFACOperator(risk, "true")
+    with pytest.raises(ValueError, match="sharing must be one of expand, reduce, got 'both'"):
+        KFACOperator(risk, sharing="both")
+    with pytest.raises(ValueError, match=r"damping must be positive, got 0\.0"):
+        KFACOperator(risk).inverse(0.0)
+    with pytest.raises(ValueError, match=r"damping must not be negative, got -1"):
+        KFACOperator(risk).logdet(-1)
+
+
+def test_samples_that_do_not_lie_in_rows_are_refused_where_they_matter():
+    unit = units_of(nn.Linear(5, 3), ("weight",))
+    call = Capture("", nn.Linear(5, 3), draw(7, 5), draw(1, 7, 3), {"weight": "weight"}, {})
+    assert Collector(unit).inputs([call], 2)["|rows"] == 7  # all rows count, whichever sample they belong to
+    with pytest.raises(UnsupportedError, match="does not hold 2 samples"):
+        Collector(unit, "reduce").inputs([call], 2)
+    single = Capture("", nn.Conv1d(2, 2, 1), draw(2, 4), draw(1, 2, 4), {"weight": "weight"}, {})
+    with pytest.raises(UnsupportedError, match="without a batch dimension"):
+        Collector(units_of(nn.Conv1d(2, 2, 1), ("weight",))).inputs([single], 1)
+
+
+class Failing:
+    """torch.linalg.eigh that fails a number of times first."""
+
+    def __init__(self, failures: int) -> None:
+        self.left, self.eigh = failures, torch.linalg.eigh
+
+    def __call__(self, matrix: Tensor):
+        self.left -= 1
+        if self.left >= 0:
+            raise torch.linalg.LinAlgError("did not converge")
+        return self.eigh(matrix)
+
+
+@pytest.mark.parametrize(("failures", "said"), [(1, "repeated in float64; more"), (2, "float64 with a jitter")])
+def test_a_failing_eigendecomposition_is_repeated_in_float64_then_with_a_jitter(monkeypatch, failures, said):
+    factor = cases.symmetric(torch.linspace(0.1, 1, 6)).float()[None]
+    values = torch.linalg.eigvalsh(factor)
+    monkeypatch.setattr(torch.linalg, "eigh", Failing(failures))
+    monkeypatch.setattr("ritz.operators.kronecker._DECOMPOSED_IN", {})  # as on an accelerator
+    with pytest.warns(NumericalWarning, match=said):
+        found, basis = eigenbasis(factor, name="G of fc")
+    assert torch.allclose(found, values, atol=1e-5)
+    assert basis.dtype == torch.float32
+
+
+def test_dead_inputs_do_not_make_the_decomposition_fail():
+    """In float32 LAPACK's divide and conquer does not converge on some factors with rows of zeros."""
+    x = torch.zeros(128, 257)
+    x[:, :200] = draw(128, 200).relu()
+    factor = (x.T @ x)[None].float()
+    values, vectors = eigenbasis(factor)
+    assert torch.allclose((vectors * values[:, None]) @ vectors.mT, factor, atol=1e-4)
+
+
+def test_where_every_eigendecomposition_fails_the_last_good_basis_is_kept(monkeypatch):
+    factor = cases.symmetric(torch.linspace(0.1, 1, 6))[None]
+    values, vectors = torch.linalg.eigh(factor)
+    monkeypatch.setattr(torch.linalg, "eigh", Failing(6))
+    with pytest.warns(NumericalWarning, match="G of fc failed: the eigenvectors before it are kept"):
+        found, basis = eigenbasis(2 * factor, vectors, "G of fc")
+    assert basis is vectors
+    assert torch.allclose(found, 2 * values)
+    with pytest.warns(NumericalWarning, match="a factor failed: only its diagonal is used"):
+        found, basis = eigenbasis(factor)
+    assert basis is None
+    assert torch.equal(found, factor.diagonal(dim1=1, dim2=2))
+
+
+def test_a_factor_that_is_not_finite_is_not_decomposed():
+    with pytest.warns(NumericalWarning, match="only its diagonal is used"):
+        eigenbasis(torch.tensor([[[1.0, torch.nan], [torch.nan, 1.0]]]))

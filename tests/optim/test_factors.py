@@ -1,0 +1,178 @@
+"""Running averages of Kronecker factors, and their eigenbases."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ritz.errors import NumericalWarning
+from ritz.operators.layer_factors import units_of
+from ritz.optim.factors import Average, RunningBlock
+
+UNIT = units_of(nn.Linear(3, 2, bias=False), ("weight",))[""]
+
+
+def gram(size: int, seed: int, rows: int = 20) -> Tensor:
+    x = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    return (x.T @ x)[None]
+
+
+def sums(seed: int, **more: Tensor) -> dict[str, Tensor]:
+    return {"|input": gram(3, seed), "|rows": torch.tensor(20.0), "|grad": gram(2, seed + 100), **more}
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.floats(0, 0.99))
+def test_a_debiased_average_is_the_weighted_mean_of_what_it_has_seen(values, decay):
+    mean = Average(decay)
+    for value in values:
+        mean.add(torch.tensor([[[value]]]))
+    weights = torch.tensor([decay**k for k in range(len(values))]).flip(0)
+    assert float(mean.value) == pytest.approx(float((weights * torch.tensor(values)).sum() / weights.sum()), abs=1e-9)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.floats(0, 0.99))
+def test_an_average_from_the_identity_keeps_what_is_left_of_it(values, decay):
+    mean = Average(decay, "identity")
+    expected = torch.eye(2)
+    for value in values:
+        mean.add(torch.full((1, 2, 2), value))
+        expected = decay * expected + (1 - decay) * value
+    assert torch.allclose(mean.value[0], expected, atol=1e-9)
+
+
+def test_a_constant_stays_what_it_is_under_debiasing_and_creeps_up_from_the_identity():
+    debiased, identity = Average(0.95), Average(0.95, "identity")
+    for _ in range(10):
+        for mean in (debiased, identity):
+            mean.add(torch.zeros(1, 2, 2))
+    assert not debiased.value.any()
+    assert torch.allclose(identity.value[0], 0.95**10 * torch.eye(2))
+
+
+def test_the_first_statistics_are_not_changed_by_later_ones():
+    """The average owns its memory."""
+    first, mean = torch.ones(1, 2, 2), Average(0.5)
+    mean.add(first)
+    mean.add(torch.zeros(1, 2, 2))
+    assert torch.equal(first, torch.ones(1, 2, 2))
+
+
+def test_the_block_is_the_kronecker_product_of_its_factors():
+    block = RunningBlock(UNIT)
+    block.add(sums(0), weight=5.0)
+    assert block.space() is None  # no eigenvectors yet
+    block.renew()
+    dense = block.space().apply(torch.eye(6).reshape(6, 1, 2, 3), lambda values: values).reshape(6, 6)
+    assert torch.allclose(dense, torch.kron(gram(2, 100)[0] / 5, gram(3, 0)[0] / 20))
+
+
+def test_the_damped_inverse_is_exact():
+    block = RunningBlock(UNIT)
+    block.add(sums(0), weight=5.0)
+    block.renew()
+    inverse = block.space().apply(torch.eye(6).reshape(6, 1, 2, 3), lambda values: 1 / (values + 0.1)).reshape(6, 6)
+    dense = torch.kron(gram(2, 100)[0] / 5, gram(3, 0)[0] / 20)
+    assert torch.allclose(inverse, torch.linalg.inv(dense + 0.1 * torch.eye(6)))
+
+
+def test_eigenvectors_stay_until_they_are_renewed():
+    block = RunningBlock(UNIT)
+    block.add(sums(0), 1.0)
+    block.renew()
+    before = block.space()
+    block.add(sums(1), 1.0)
+    assert torch.equal(block.space().values, before.values)
+    assert block.count - block.renewed == 1
+    block.renew()
+    assert not torch.equal(block.space().values, before.values)
+
+
+def test_orthogonal_iteration_converges_to_the_eigenbasis():
+    block = RunningBlock(UNIT, decay=0.0, refresh="qr")
+    block.add(sums(0), 1.0)
+    block.renew()
+    block.add(sums(7), 1.0)
+    for _ in range(400):
+        block.renew()
+    exact = RunningBlock(UNIT)
+    exact.add(sums(7), 1.0)
+    exact.renew()
+    assert torch.allclose(block.space().values.flatten().sort().values, exact.space().values.flatten().sort().values)
+    eye = block.bases[0].mT @ block.bases[0]
+    assert torch.allclose(eye, torch.eye(2)[None], atol=1e-12)
+
+
+def test_the_eigenvalues_of_ekfac_take_the_place_of_those_of_the_factors():
+    block = RunningBlock(UNIT, ekfac=True)
+    block.add(sums(0), 1.0)
+    block.renew()
+    scale = torch.arange(6.0).reshape(1, 2, 3)
+    block.add(sums(0, **{"|scale": 4 * scale}), weight=4.0)
+    assert torch.equal(block.space().values, scale)
+
+
+def test_a_new_basis_keeps_the_trace_of_ekfac_and_an_unchanged_one_its_eigenvalues():
+    block = RunningBlock(UNIT, ekfac=True)
+    block.add(sums(0), 1.0)
+    block.renew()
+    scale = torch.arange(6.0).reshape(1, 2, 3)
+    block.add(sums(0, **{"|scale": scale}), 1.0)
+    block.renew()
+    assert torch.allclose(block.space().values, scale)
+    block.add(sums(5), 1.0)
+    block.renew()
+    assert not torch.allclose(block.space().values, scale)
+    assert float(block.space().values.sum()) == pytest.approx(float(scale.sum()))
+
+
+def test_a_state_comes_back_equal_and_in_its_precision():
+    block = RunningBlock(UNIT, ekfac=True)
+    block.add({key: value.float() for key, value in sums(0).items()}, 1.0)
+    block.renew()
+    other = RunningBlock(UNIT, ekfac=True)
+    other.load_state_dict(block.state_dict(), torch.device("cpu"))
+    for one in (block, other):
+        one.add({key: value.float() for key, value in sums(3).items()}, 1.0)
+        one.renew()
+    assert torch.equal(block.space().values, other.space().values)
+    assert other.space().values.dtype == torch.float32
+    assert block.averages["grad"].value is not other.averages["grad"].value
+
+
+def test_a_failing_decomposition_keeps_the_basis_and_names_the_factor(monkeypatch):
+    block = RunningBlock(UNIT)
+    block.add(sums(0), 1.0)
+    block.renew()
+    before = block.bases
+
+    def failing(matrix: Tensor) -> None:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    block.add(sums(1), 1.0)
+    with pytest.warns(NumericalWarning, match=r"factor [AG] of the layer failed: the eigenvectors before it are kept"):
+        block.renew()
+    assert block.bases[0] is before[0]
+    assert bool(block.space().values.isfinite().all())
+
+
+def test_a_diagonal_block_is_the_average_of_squares():
+    unit = units_of(nn.LayerNorm(3), ("weight",))["weight"]
+    block = RunningBlock(unit)
+    block.add({"weight|square": torch.tensor([[[2.0], [4.0], [6.0]]])}, weight=2.0)
+    block.renew()
+    assert block.space().values.flatten().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_one_orthogonal_iteration_leaves_the_basis_of_a_singular_factor_as_it_is():
+    """Softmax gradients, dead units and wide layers make singular factors: the ordinary case."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 6, generator=generator)
+    factor = (rows.T @ rows)[None]  # rank 4 of 6
+    values, vectors = torch.linalg.eigh(factor)
+    block = object.__new__(RunningBlock)
+    block.refresh = "qr"
+    found, basis = block._basis("grad", factor, vectors)
+    torch.testing.assert_close((basis * found[:, None]) @ basis.mT, factor)
+    torch.testing.assert_close(found.sort(dim=1).values, values, atol=1e-12, rtol=1e-9)
