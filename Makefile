@@ -23,8 +23,12 @@ help:
 demo: $(READY)
 	$(BIN)/ritz demo
 
+# Two at a time: what runs programs (pages, examples, commands) and doctests, beside all other tests.
+PROGRAMS := tests/test_docs.py tests/test_pages.py tests/cli src/ritz
 test: $(DEV)
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PROGRAMS) > .pytest-programs.log 2>&1 & programs=$$!; \
+	$(BIN)/python -m pytest tests $(foreach path,$(filter tests/%,$(PROGRAMS)),--ignore=$(path)); status=$$?; \
+	wait $$programs || status=$$?; cat .pytest-programs.log; rm -f .pytest-programs.log; exit $$status
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout=1800
