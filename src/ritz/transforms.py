@@ -1,25 +1,4 @@
-"""Other weights, the same function or the same predictions: see `ritz.measures.transforms`."""
+"""Other weights, the same function or the same predictions: `ritz.measures.transforms` by its public name."""
 
-from .measures.transforms import (
-    TRANSFORMS,
-    Joint,
-    Transform,
-    joints,
-    permute,
-    rescale,
-    rescale_batchnorm,
-    scale_layers,
-    scale_output,
-)
-
-__all__ = [
-    "TRANSFORMS",
-    "Joint",
-    "Transform",
-    "joints",
-    "permute",
-    "rescale",
-    "rescale_batchnorm",
-    "scale_layers",
-    "scale_output",
-]
+from .measures.transforms import *  # noqa: F403
+from .measures.transforms import __all__ as __all__

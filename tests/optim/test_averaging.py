@@ -270,10 +270,11 @@ def test_a_refresh_leaves_model_and_generators_alone_also_when_it_fails():
 
 
 def test_a_model_without_batchnorm_needs_no_refresh():
-    average = IterateAverage(network())
+    model = network()
+    average = IterateAverage(model)
     average.step()
     average.refresh([batch()])
-    _ = average.model
+    assert all(torch.equal(a, b) for a, b in zip(average.model.parameters(), model.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------- swapping

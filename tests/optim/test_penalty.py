@@ -403,6 +403,8 @@ def test_a_look_at_the_value_leaves_the_graph_of_the_loss_alone():
     with torch.no_grad():
         TracePenalty(1.0).on_outputs(out, model)
     F.cross_entropy(out, y).backward()
+    alone = torch.autograd.grad(F.cross_entropy(model(x), y), tuple(model.parameters()))
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), alone, strict=True))
 
 
 def test_inputs_may_be_a_dictionary_or_several_and_outputs_picked():

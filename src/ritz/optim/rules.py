@@ -16,6 +16,7 @@ matrix grows by c. The next two do not depend on the units of the loss.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, get_args
 
@@ -97,7 +98,7 @@ class Constant:
 
 
 @dataclass
-class _Averaged:
+class _Averaged(ABC):
     """A rule that averages what it sees over refreshes, m <- decay m + (1 - decay) x, and puts it with a start value.
 
     Estimates are averaged before anything is made of them: they have no bias, and what is made of them would have.
@@ -125,9 +126,9 @@ class _Averaged:
         beta = self.account_for_ema
         return self.average["noise"] * self.factor * (1 - beta) / (1 + beta)
 
+    @abstractmethod
     def measured(self) -> float:
         """The damping that the averages ask for."""
-        raise NotImplementedError
 
     def update(self, seen: Seen, step: int) -> float:
         """Average what is seen, and combine what it asks for with the start value."""

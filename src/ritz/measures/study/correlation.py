@@ -320,7 +320,7 @@ class MarginCorrelations:
             ax.scatter(x[outside], y[outside], s=12, facecolors="none", edgecolors=color, lw=0.6)
         ax.set(xlabel="bound", ylabel="Hessian trace of the sample")
         if len(x):
-            ax.legend(frameon=False, fontsize="small")
+            ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize="small")
         return ax
 
 
