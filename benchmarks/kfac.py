@@ -88,11 +88,13 @@ class Bench:
 
 
 PENALTIES: dict[str, Callable[..., TracePenalty]] = {
+    "GGN, all": lambda: TracePenalty(1e-6, fraction=1.0),
     "GGN, all, on_outputs": lambda: TracePenalty(1e-6, fraction=1.0),
-    "GGN, all, own pass": lambda: TracePenalty(1e-6, fraction=1.0),
     "GGN, a quarter": lambda: TracePenalty(1e-6),
+    "GGN, a quarter, eager": lambda: TracePenalty(1e-6, replay=False),
     "Hessian, all": lambda: TracePenalty(1e-6, fraction=1.0, form="hessian"),
     "Hessian, a quarter": lambda: TracePenalty(1e-6, form="hessian"),
+    "Hessian, a quarter, eager": lambda: TracePenalty(1e-6, form="hessian", replay=False),
 }
 
 
@@ -205,7 +207,7 @@ def refreshes(args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> dict[str
     risk = ritz.Risk(bench.model, nn.CrossEntropyLoss(), data)
     made: dict[str, Step] = {}
 
-    def add(name: str, streaming: bool, **settings: Any) -> None:
+    def add(name: str, streaming: bool, risk: ritz.Risk = risk, **settings: Any) -> None:
         optimizer = torch.optim.Adam(bench.model.parameters())
         damping = AutoDamping(optimizer, risk, every=args.inverse_every, batch_size=args.batch_size, **settings)
 
@@ -219,6 +221,8 @@ def refreshes(args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> dict[str
     add("GGN", streaming=False, curvature="ggn")
     add("Hessian, streaming", streaming=True)
     add("GGN, streaming", streaming=True, curvature="ggn")
+    eager = ritz.Risk(bench.model, nn.CrossEntropyLoss(), data, plan=ritz.Plan(replay=False))
+    add("Hessian, eager", streaming=False, risk=eager)
     return made
 
 
@@ -450,11 +454,13 @@ def spread(values: list[float], digits: int = 2) -> str:
 BARS = (
     ("KFAC, full eigendecompositions", "KFAC, eigh", 4.0),
     ('KFAC, `refresh="qr"`', "KFAC, qr", 2.5),
+    ("penalty, GGN, whole batch", "GGN, all", 3.3),
     ("penalty, GGN, whole batch, `on_outputs`", "GGN, all, on_outputs", 3.3),
-    ("penalty, GGN, whole batch, own pass", "GGN, all, own pass", 3.3),
     ("penalty, GGN, a quarter (default)", "GGN, a quarter", 2.0),
+    ("penalty, GGN, a quarter, `replay=False`", "GGN, a quarter, eager", 2.0),
     ("penalty, Hessian, whole batch", "Hessian, all", 6.0),
     ("penalty, Hessian, a quarter", "Hessian, a quarter", 6.0),
+    ("penalty, Hessian, a quarter, `replay=False`", "Hessian, a quarter, eager", 6.0),
 )
 
 

@@ -286,11 +286,30 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return found
 
 
+def only_tensors(tree: Any) -> bool:
+    """Whether a nested batch holds nothing but tensors, in tuples, lists and dictionaries."""
+    if isinstance(tree, Mapping):
+        return all(map(only_tensors, tree.values()))
+    if isinstance(tree, tuple | list):
+        return all(map(only_tensors, tree))
+    return tree is None or isinstance(tree, Tensor)
+
+
+def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
+    """A nested batch with other tensors in the places of its own.
+
+    Example:
+        >>> with_tensors({"x": torch.zeros(1), "n": 3}, [torch.ones(1)])
+        {'x': tensor([1.]), 'n': 3}
+    """
+    given = iter(tensors)
+    return map_tensors(tree, lambda _: next(given))
+
+
 def stack_batches(batches: Sequence[Any]) -> Any:
     """Several batches as one, tensors joined along their first dimension."""
     columns = [iter(column) for column in zip(*(tensors_of(batch) for batch in batches), strict=True)]
-    joined = iter([torch.cat(list(column)) for column in columns])
-    return map_tensors(batches[0], lambda _: next(joined))
+    return with_tensors(batches[0], [torch.cat(list(column)) for column in columns])
 
 
 def num_samples(batch: Any) -> int:

@@ -362,7 +362,7 @@ class Recorder:
 
 def _pull_back(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:
     """Gradients (r, ...) at each edge: batched on an accelerator, in turn on a CPU, where that is faster."""
-    if out.device.type != "cpu":
+    if out.device.type != "cpu" and len(cotangents) > 1:
         try:
             return _batched(out, edges, cotangents)
         except torch.OutOfMemoryError:

@@ -63,6 +63,7 @@ class Caller:
     """The two ways to call the model: for its outputs, and for an opaque loss."""
 
     def __init__(self, model: nn.Module, forward: Forward | None, batch_loss: BatchLoss | None) -> None:
+        self.plain = forward is None and batch_loss is None  # nothing but the model is called
         self.forward_only = Whole(model, _checked_forward(forward or _default_forward))
         self.whole = Whole(model, _checked_batch_loss(batch_loss)) if batch_loss is not None else self.forward_only
 

@@ -16,6 +16,10 @@ class Plan:
         chunk: Vectors in one batched product; more share one forward pass and cost memory.
         micro_batch: Most samples in one piece of a batch; None takes batches whole until memory runs out.
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
+        replay: On a GPU, record the product of a batch as a CUDA graph and replay it, several times faster where the
+            host cannot keep up with a small network. Each call of the model must be the same sequence of operations for
+            inputs of one shape; None records where that is known (all modules torch.nn's own, no function of the
+            user's), and where half of the device's memory is free, since recordings keep theirs.
 
     Example:
         >>> Plan(chunk=4).route
@@ -26,6 +30,7 @@ class Plan:
     chunk: int = 8
     micro_batch: int | None = None
     cache: bool | None = None
+    replay: bool | None = None
 
     def __post_init__(self) -> None:
         if self.route not in get_args(Route):

@@ -18,10 +18,11 @@ from torch.func import functional_call
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
 from .errors import NonFiniteError, UnsupportedError
 from .layers import Capture, Recorder
-from .losses import Loss, Target, as_loss
+from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import AttentionWatch, BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
+from .replay import Recordings, is_static, modes_of, place_of
 from .space import ParamSpace, select
 
 Params = dict[str, Tensor]
@@ -105,6 +106,7 @@ class Risk:
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
             )
         self.routes: dict[tuple[str, ...], Route] = {}  # of Hessian products, by parameters, once they are chosen
+        self.recordings = Recordings()  # of products; shared by risks of the same model, as the routes are
         self.notes: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------------------------- what it is
@@ -148,6 +150,18 @@ class Risk:
     def splittable(self) -> bool:
         """Whether a batch may be cut without changing the sum."""
         return self._loss is not None and self._loss.separable and self.mode == "eval" and not self.dropout
+
+    @property
+    def replays(self) -> bool:
+        """Whether products of batches are recorded, as `Plan.replay` says."""
+        if self.plan.replay is False or self.dropout:  # masks belong to the batch
+            return False
+        known = self._caller.plain and not isinstance(self._loss, CallableLoss)
+        return self.plan.replay or (self.device.type == "cuda" and known and is_static(self.model))
+
+    def place(self) -> Hashable:
+        """Where weights and buffers lie and which modules are in training mode: what a recording depends on."""
+        return self.names, place_of(self.state().values()), modes_of(self.model)
 
     def convention(self) -> str:
         """Which data, which mode: for the convention of every number."""
@@ -249,6 +263,8 @@ class Risk:
     def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
         state = {f"model.{name}": p for name, p in {**self._current()[1], **params}.items()}
+        # a forward pass may write to buffers, so it is given copies
+        state |= {f"model.{name}": state[f"model.{name}"].clone() for name, _ in self.model.named_buffers()}
         if self.dropout:
             seed_torch(batch.index, self.device)  # inside `session`, which puts the generators back
         # a model that writes to its inputs is given copies; whether it does is seen on the first call
@@ -291,8 +307,6 @@ class Risk:
         if key != self._state_key:
             with torch.inference_mode(False):
                 placed = {name: self._placed(t) for name, t in self._live().items()}
-                # a forward pass may write to buffers, so it is given copies
-                placed.update((name, placed[name].clone()) for name, _ in self.model.named_buffers())
             self._state = ({n: placed[n] for n in self.names}, {n: t for n, t in placed.items() if n not in self.names})
             self._state_key = key
         return self._state

@@ -98,12 +98,42 @@ class ParamSpace:
         place = torch.device(device)
 
         def row(index: int) -> Tensor:
-            named = zip(self.names, self.sizes, strict=True)
-            return torch.cat(
-                [_draw(size, (int(seed), int(index), name), distribution, dtype, place) for name, size in named]
-            )
+            parts = [
+                _draw([(int(seed), int(index), name) for name in names], sizes, distribution, dtype, place)
+                for names, sizes in self._runs
+            ]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
 
         return torch.stack([row(index) for index in indices])
+
+    def origins(self, index: int, seed: int) -> Tensor:
+        """What the signs of a probe are made of, (num_params,) int64: see `signs`."""
+        keys = [(int(seed), int(index), name) for name in self.names]
+        return _origins(keys, self.sizes)
+
+    def signs(self, origins: Tensor) -> Tensor:
+        """The row (dim,) of `probes`, of random signs, on the device of its origins; nothing is asked of the host.
+
+        Example:
+            >>> space = ParamSpace(("w", "b"), (torch.Size([2, 3]), torch.Size([2])))
+            >>> bool((space.signs(space.origins(4, seed=1)) == space.probes([4], seed=1)[0]).all())
+            True
+        """
+        return _signs(stream_bits(origins, self.sizes))
+
+    @cached_property
+    def _runs(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """Parameters side by side, as many as are drawn at once: many small ones, or one large one."""
+        runs: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
+        room = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            room -= size
+            if room < 0 or not runs:
+                runs.append(((), ()))
+                room = _DRAWN_AT_ONCE - size
+            names, sizes = runs[-1]
+            runs[-1] = (*names, name), (*sizes, size)
+        return runs
 
 
 def row_dots(left: Tensor, right: Tensor) -> Tensor:
@@ -146,22 +176,31 @@ def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def _draw(size: int, key: tuple[int, int, str], distribution: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`size` random numbers of mean 0 and variance 1, keyed by (seed, index, name)."""
+_DRAWN_AT_ONCE = 1 << 24  # elements: each takes some 30 bytes on the way
+
+Key = tuple[object, ...]
+
+
+def _draw(
+    keys: Sequence[Key], sizes: Sequence[int], distribution: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Random numbers of mean 0 and variance 1, `sizes[i]` of them from the stream named by `keys[i]`, side by side."""
+
+    def bits(*stream: str) -> Tensor:
+        return stream_bits(_origins([(*key, *stream) for key in keys], sizes).to(device), sizes)
+
     if distribution == "rademacher":
-        bits = random_bits(size, key, device)
-        return torch.where(bits < 0, -1.0, 1.0).to(dtype)
+        return _signs(bits()).to(dtype)
     if distribution == "normal":  # Box-Muller; float64 so that the tails and every device agree
-        radius = random_uniform(size, (*key, "radius"), device).log_().mul_(-2).sqrt_()
-        angle = random_uniform(size, (*key, "angle"), device).mul_(2 * math.pi).cos_()
+        radius = _uniform(bits("radius")).log_().mul_(-2).sqrt_()
+        angle = _uniform(bits("angle")).mul_(2 * math.pi).cos_()
         return radius.mul_(angle).to(dtype)
     raise ValueError(f"distribution must be 'rademacher' or 'normal', got {distribution!r}")
 
 
 def random_uniform(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """Uniform numbers in (0, 1), float64: elements start ... start + size - 1 of the stream named by `key`."""
-    bits = _logical_shift(random_bits(size, key, device, start), 12)  # 52 of them: a float64 holds the half beside
-    return bits.double().add_(0.5).mul_(2.0**-52)
+    return _uniform(random_bits(size, key, device, start))
 
 
 def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
@@ -169,15 +208,56 @@ def random_bits(size: int, key: tuple[object, ...], device: torch.device | str =
 
     A counter-based generator, so an element does not depend on who draws it. Integer arithmetic wraps modulo 2^64.
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    origin = int.from_bytes(digest, "little", signed=True)
     x = torch.arange(start, start + size, dtype=torch.int64, device=device)
-    x = x.mul_(_signed(0x9E3779B97F4A7C15)).add_(origin)
+    return _mixed(x.mul_(_signed(_STEP)).add_(_origin(key)))
+
+
+def stream_bits(origins: Tensor, sizes: Sequence[int]) -> Tensor:
+    """64 random bits for each element of several streams side by side, (sum of sizes,), on the device of the origins.
+
+    Example:
+        >>> origins = _origins([("a",), ("b",)], [2, 3])
+        >>> bits = torch.cat([random_bits(2, ("a",)), random_bits(3, ("b",))])
+        >>> bool((stream_bits(origins, [2, 3]) == bits).all())
+        True
+    """
+    x = torch.arange(sum(sizes), dtype=torch.int64, device=origins.device).mul_(_signed(_STEP))
+    if len(sizes) == 1:
+        return _mixed(x.add_(origins))
+    return _mixed(x.add_(torch.cat([own.expand(size) for own, size in zip(origins.unbind(), sizes, strict=True)])))
+
+
+_STEP = 0x9E3779B97F4A7C15  # of the counter
+
+
+def _origin(key: Key) -> int:
+    """Where the stream of a key begins."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _origins(keys: Sequence[Key], sizes: Sequence[int]) -> Tensor:
+    """Where streams begin whose elements are counted from the first element of the first stream, (len(keys),) int64."""
+    starts = itertools.accumulate(sizes, initial=0)
+    own = [_signed((_origin(key) - start * _STEP) % (1 << 64)) for key, start in zip(keys, starts, strict=False)]
+    return torch.tensor(own, dtype=torch.int64)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place."""
     x ^= _logical_shift(x, 30)
     x *= _signed(0xBF58476D1CE4E5B9)
     x ^= _logical_shift(x, 27)
     x *= _signed(0x94D049BB133111EB)
     return x.bitwise_xor_(_logical_shift(x, 31))
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """In (0, 1): 52 of the bits, since a float64 holds the half beside."""
+    return _logical_shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
+
+
+def _signs(bits: Tensor) -> Tensor:
+    return torch.where(bits < 0, -1.0, 1.0).float()
 
 
 def _logical_shift(x: Tensor, bits: int) -> Tensor:

@@ -15,6 +15,7 @@ from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.optim.damping import AutoDamping
 from ritz.optim.rules import BulkEdge, Constant, LedoitWolf, LevenbergMarquardt, NoiseVariance
 from ritz.optim.streaming import Stream
+from ritz.plan import Plan
 
 # ------------------------------------------------------------------------------------------ problems
 
@@ -239,7 +240,7 @@ def test_a_ragged_batch_counts_by_its_size():
     ragged.add((each[:4], torch.zeros(4)), 0)
     ragged.add((each[:2], torch.zeros(2)), 1)
     A, B = each[0], each[1]
-    v = risk.space.probes([1], 0, "normal", dtype=torch.float64)[0]
+    v = risk.space.probes([1], 0, dtype=torch.float64)[0]
     v = v / v.norm()
     assert ragged.samples[0] == whole.samples[0]
     assert ragged.samples[1][0] == pytest.approx(float(((A - B) @ v).square().sum()) / 2 / 4)
@@ -313,7 +314,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(rule, stream, options, stop, tmp_path
     def fresh() -> tuple[nn.Module, Any, AutoDamping, Any]:
         model, data = small()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
-        return model, optimizer, AutoDamping(optimizer, risk_of(model, data), 6, rule, num_batches=3, **options), data
+        risk = risk_of(model, data, plan=Plan(route="forward"))  # "auto" goes by the clock
+        return model, optimizer, AutoDamping(optimizer, risk, 6, rule, num_batches=3, **options), data
 
     model, optimizer, damping, data = fresh()
     train(model, optimizer, damping, data, range(20), stream)
@@ -446,6 +448,15 @@ def test_the_published_code_divides_by_n():
     images = torch.stack([ritz.Hessian(risk.on([b.data])) @ v for b in part.batches.sample(8, 128, seed)])
     truth = images.square().sum(1).mean() - images.mean(0).square().sum()
     assert optimizer.param_groups[0]["damping"] == pytest.approx(float(truth), rel=1e-9)
+
+
+def test_the_state_carries_the_route_that_the_clock_chose():
+    model, data = small()
+    optimizer = torch.optim.Adam(model.parameters())
+    first, second = (AutoDamping(optimizer, risk_of(model, data), 1, num_batches=3) for _ in range(2))
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.risk.routes == first.risk.routes != {}
 
 
 # ------------------------------------------------------------------------------------------ real training

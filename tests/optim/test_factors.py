@@ -58,12 +58,17 @@ def test_the_first_statistics_are_not_changed_by_later_ones():
     assert torch.equal(first, torch.ones(1, 2, 2))
 
 
+def applied(space, function):
+    """f(C) as a dense matrix."""
+    return space.apply(torch.eye(6).reshape(6, 1, 2, 3), function(space.values)).reshape(6, 6)
+
+
 def test_the_block_is_the_kronecker_product_of_its_factors():
     block = RunningBlock(UNIT)
     block.add(sums(0), weight=5.0)
     assert block.space() is None  # no eigenvectors yet
     block.renew()
-    dense = block.space().apply(torch.eye(6).reshape(6, 1, 2, 3), lambda values: values).reshape(6, 6)
+    dense = applied(block.space(), lambda values: values)
     assert torch.allclose(dense, torch.kron(gram(2, 100)[0] / 5, gram(3, 0)[0] / 20))
 
 
@@ -71,7 +76,7 @@ def test_the_damped_inverse_is_exact():
     block = RunningBlock(UNIT)
     block.add(sums(0), weight=5.0)
     block.renew()
-    inverse = block.space().apply(torch.eye(6).reshape(6, 1, 2, 3), lambda values: 1 / (values + 0.1)).reshape(6, 6)
+    inverse = applied(block.space(), lambda values: 1 / (values + 0.1))
     dense = torch.kron(gram(2, 100)[0] / 5, gram(3, 0)[0] / 20)
     assert torch.allclose(inverse, torch.linalg.inv(dense + 0.1 * torch.eye(6)))
 

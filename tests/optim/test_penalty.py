@@ -82,10 +82,7 @@ def gradient(value: Tensor, model: nn.Module) -> Tensor:
 def orthogonal_signs(monkeypatch, order: int):
     """Signs taken from the rows of a Hadamard matrix: over all of them sum s s' = order I, so the mean is exact."""
     table, row = torch.tensor(hadamard(order)).double(), itertools.count()
-    monkeypatch.setattr(penalty, "_signs", lambda size, key, device: table[next(row) % order, :size])
-    monkeypatch.setattr(
-        penalty.ParamSpace, "probes", lambda space, indices, seed, **_: table[next(row) % order, None, : space.dim]
-    )
+    monkeypatch.setattr(penalty.ParamSpace, "signs", lambda space, origins: table[next(row) % order, : space.dim])
 
 
 # ------------------------------------------------------------------------------------------------ against truth
@@ -476,3 +473,91 @@ def test_bad_calls_are_refused():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="every parameter of the model is frozen"):
         TracePenalty(1.0)(model, x)
+
+
+# ---------------------------------------------------------------------------------------------------- replay
+
+
+def images(size: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(size, 2, 6, 6, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def conv_network() -> nn.Sequential:
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 2, groups=2))
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("form", ["ggn", "hessian"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_replayed_penalty_and_its_gradient_are_the_eager_ones_as_weights_and_data_change(form, fraction):
+    model, (x, y) = conv_network().eval(), images()
+    replayed, eager = (TracePenalty(0.2, fraction, form, seed=1, replay=replay) for replay in (True, False))
+    for step in range(4):  # the first call is eager, the second records
+        values = [penalise(model, x * (1 + step), y) for penalise in (replayed, eager)]
+        assert torch.equal(*values)
+        torch.testing.assert_close(*(gradient(value, model) for value in values), rtol=1e-12, atol=1e-14)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.9)
+    assert len(replayed._recordings) == 1
+
+
+def test_a_recording_is_made_anew_when_modes_or_the_places_of_weights_change():
+    model, (x, y) = conv_network(), images()
+    replayed, eager = (TracePenalty(0.2, 1.0, replay=replay) for replay in (True, False))
+
+    def same() -> bool:
+        return torch.equal(replayed(model, x), eager(model, x))
+
+    assert all(same() for _ in range(3))
+    model.eval()
+    assert all(same() for _ in range(3))
+    model[0].weight = nn.Parameter(torch.randn_like(model[0].weight))
+    assert all(same() for _ in range(3))
+    x = x[:4]
+    assert all(same() for _ in range(3))
+
+
+def test_two_replayed_penalties_before_one_backward_pass_keep_their_gradients():
+    model, (x, _) = conv_network().eval(), images()
+    replayed, eager = (TracePenalty(0.2, 1.0, replay=replay) for replay in (True, False))
+    for penalise in (replayed, eager):
+        for _ in range(2):
+            penalise(model, x)
+    grads = [gradient(3 * penalise(model, x) + penalise(model, 2 * x), model) for penalise in (replayed, eager)]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-14)
+
+
+def test_replay_is_for_a_gpu_and_models_of_known_modules_unless_asked_for():
+    class Own(nn.Sequential):
+        pass
+
+    model, (x, _) = conv_network(), images()
+    penalise, forced = TracePenalty(0.2), TracePenalty(0.2, replay=True)
+    for _ in range(2):
+        penalise(model, x)
+        forced(Own(*model), x)
+    assert len(penalise._recordings) == 0  # this is a CPU
+    assert len(forced._recordings) == 1
+    with torch.no_grad():  # nothing to give out
+        assert not forced(Own(*model), x).requires_grad
+
+
+def test_with_kfac_the_penalty_on_shared_outputs_leaves_the_factors_as_they_are():
+    """Its backward pass goes through the outputs that the optimiser waits at."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3), torch.randint(3, (8,))
+    eigenvalues = []
+    for eta in (0.0, 0.1):
+        torch.manual_seed(1)
+        model = mlp([3, 4, 3])
+        optimizer = KFAC(model, lr=0.1, damping=0.1, fisher="type2")
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        loss = loss + TracePenalty(eta).on_outputs(out, model) if eta else loss
+        loss.backward()
+        optimizer.step()
+        eigenvalues.append(torch.cat(list(optimizer.eigenvalues().values())))
+    torch.testing.assert_close(*eigenvalues)

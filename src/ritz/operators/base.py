@@ -5,14 +5,15 @@ A subclass says how the matrix acts on rows; everything else (columns, algebra, 
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
-from ..batches import Batch
+from ..batches import Batch, only_tensors, tensors_of, with_tensors
 from ..errors import NonFiniteError
 from ..reducers import Mean
 from ..risk import Params, Risk
@@ -178,6 +179,21 @@ def _number(value: object, role: str) -> float:
     raise TypeError(f"only {wanted} can be {role} an operator, got {type(value).__name__}; for products write A @ V")
 
 
+def each_row(
+    product: Callable[[Params], tuple[Params, Tensor]], space: ParamSpace, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`product(v)` -> (image, weight) for all rows in one batched call; the weight is common to them.
+
+    A single row is spared the batching, which costs the host as much again.
+    """
+    if len(rows) == 1:
+        image, weight = product(space.split(rows[0]))
+        return space.join(image)[None], weight
+    out_dims: Any = (0, None)
+    images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(space.split(rows))
+    return space.join(images, lead=1), weight
+
+
 class RiskOperator(Operator):
     """A curvature matrix of a risk: a mean over items of what each batch gives.
 
@@ -212,7 +228,7 @@ class RiskOperator(Operator):
         while True:
             chunk = min(self._chunk, len(rows))
             try:
-                parts = [self._batch_rows(params, batch, part) for part in rows.split(chunk)]
+                parts = [self._product(params, batch, part) for part in rows.split(chunk)]
                 return torch.cat([image for image, _ in parts]), parts[0][1]
             except torch.OutOfMemoryError:
                 if chunk == 1:
@@ -220,6 +236,23 @@ class RiskOperator(Operator):
             self._chunk = chunk // 2  # outside the except block, whose traceback would hold the memory
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _recipe(self) -> Hashable | None:
+        """What decides which operations a product is, beside model and shapes; None where they change by batch."""
+        return None
+
+    def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows`, recorded and replayed where the plan says so."""
+        recipe = self._recipe() if self.risk.replays and only_tensors(batch.data) else None
+        if recipe is None:
+            return self._batch_rows(params, batch, rows)
+
+        def recorded(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            return self._batch_rows(params, replace(batch, data=with_tensors(batch.data, tensors)), rows)
+
+        key = (recipe, type(self), self.risk.place(), batch.size)
+        image, weight = self.risk.recordings.run(key, recorded, [rows, *tensors_of(batch.data)])
+        return image, weight
 
     def version(self) -> Hashable:
         return self.risk.version()

@@ -19,7 +19,7 @@ from ..losses import Kind, Uniforms
 from ..risk import Params, Risk
 from ..space import random_uniform
 from .algebra import Derived
-from .base import Operator, RiskOperator
+from .base import Operator, RiskOperator, each_row
 from .derivatives import missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,9 @@ class JacobianProduct(RiskOperator):
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
         """Cotangents of drawn labels (S, *out.shape), for the Monte Carlo Fisher."""
         return None
+
+    def _recipe(self) -> Hashable | None:
+        return self._forward_mode
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self._forward_mode:
@@ -74,9 +77,7 @@ class JacobianProduct(RiskOperator):
             image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
             return pullback(image)[0], loss.weight(out, batch.data)
 
-        out_dims: Any = (0, None)  # one weight for all vectors
-        images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(self.space.split(rows))
-        return self.space.join(images, lead=1), weight
+        return each_row(product, self.space, rows)
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Without forward mode: J'u is linear in u, so that J v is the gradient of v . J'u in u."""
@@ -180,6 +181,9 @@ class Fisher(JacobianProduct):
                 "loader shuffles and is too large to keep: switch shuffling off"
             )
         return super()._rows(rows)
+
+    def _recipe(self) -> Hashable | None:
+        return None  # labels belong to places in the data
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor:
         return torch.stack(

@@ -7,10 +7,11 @@
 Counted in multiplications of a dense layer (gradient = 3): K products by either exact route cost 3 + 6 K.
 """
 
+import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch
+from ..convolutions import SmoothConvolutions
 from ..errors import NumericalWarning, UnsupportedError
 from ..plan import Route
 from ..risk import Params, Risk
-from .base import RiskOperator
+from .base import RiskOperator, each_row
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,10 @@ class Hessian(RiskOperator):
     def convention(self) -> str:
         return f"{super().convention()}, {self.route} route"
 
+    def _recipe(self) -> Hashable | None:
+        known = self.route if self.route != "auto" else self.risk.routes.get(self.risk.names)
+        return known if known in _EXACT else None
+
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.route == "auto":
             # the same for every Hessian of this risk, so that two runs do not differ by a stroke of the clock
@@ -99,14 +105,14 @@ class Hessian(RiskOperator):
             result: Any = torch.func.jvp(gradient, (params,), (v,), has_aux=True)
             return result[1], result[2]
 
-        out_dims: Any = (0, None)  # one weight for all vectors
-        images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(self.space.split(rows))
-        return self.space.join(images, lead=1), weight
+        return each_row(product, self.space, rows)
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        single = len(rows) == 1  # then nothing need be batched, which convolutions of the fast kind cannot be
         with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-            total, weight = self.risk.total_and_weight(leaves, batch)
+            with SmoothConvolutions() if single else contextlib.nullcontext():
+                total, weight = self.risk.total_and_weight(leaves, batch)
             if not self._graph_seen:
                 refuse_once_differentiable(total)
                 self._graph_seen = True
@@ -118,11 +124,11 @@ class Hessian(RiskOperator):
         vectors = list(self.space.split(rows).values())
         outputs, vectors = [grads[i] for i in live], [vectors[i] for i in live]
         try:
-            images = _pull(outputs, inputs, vectors, self._batched)
+            images = _pull(outputs, inputs, vectors, self._batched and not single)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if missing_operation(error) is not None or not self._batched:
+            if missing_operation(error) is not None or not self._batched or single:
                 raise
             self._batched = False  # no batching rule, or a wrong one (group_norm's): from here on one vector at a time
             return self._reverse(params, batch, rows)

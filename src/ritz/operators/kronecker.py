@@ -39,7 +39,7 @@ class Eigenspace:
 
     Example:
         >>> space = Eigenspace(torch.tensor([[[2.0, 4.0]]]), None, None)
-        >>> space.apply(torch.ones(1, 1, 2), lambda values: 1 / (values + 2)).flatten().tolist()
+        >>> space.apply(torch.ones(1, 1, 2), 1 / (space.values + 2)).flatten().tolist()
         [0.25, 0.1666]
     """
 
@@ -47,9 +47,9 @@ class Eigenspace:
     left: Tensor | None  # (groups, outputs, outputs), columns; None is the identity
     right: Tensor | None  # (groups, inputs, inputs)
 
-    def apply(self, matrix: Tensor, function: Function) -> Tensor:
-        """f(C) M."""
-        left, right, x, multipliers = self.left, self.right, matrix, function(self.values)
+    def apply(self, matrix: Tensor, multipliers: Tensor) -> Tensor:
+        """f(C) M, for f(values) of the shape of the values."""
+        left, right, x = self.left, self.right, matrix
         single = len(self.values) == 1 and matrix.ndim == 3  # plain products start sooner than batched ones
         if single:
             x, multipliers = x[0], multipliers[0]
@@ -283,7 +283,7 @@ class KFACOperator(Operator):
         spaces, parts, images = self.blocks(), self.space.split(rows), {}
         for name, unit in self.units.items():
             matrix = unit.gather(parts).to(spaces[name].values.dtype)
-            images.update(unit.scatter(spaces[name].apply(matrix, function)))
+            images.update(unit.scatter(spaces[name].apply(matrix, function(spaces[name].values))))
         return self.space.join(images, lead=1).to(rows.dtype)
 
     def inverse(self, damping: float) -> "KFACInverse":

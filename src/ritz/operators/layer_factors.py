@@ -56,11 +56,9 @@ class Unit:
     outputs: int
     inputs: int
 
-    def gather(self, tensors: Mapping[str, Tensor], extra: int = 0) -> Tensor:
-        """Named tensors (*lead, *shape) as one (*lead, groups, outputs, inputs), and `extra` columns of zeros."""
-        parts = [self._matrix(own, tensors[name]) for own, name in self.params.items()]
-        if extra:
-            parts.append(parts[0].new_zeros(*parts[0].shape[:-1], extra))
+    def gather(self, tensors: Mapping[str, Tensor], *more: Tensor) -> Tensor:
+        """Named tensors (*lead, *shape) as one (*lead, groups, outputs, inputs), and more columns after."""
+        parts = [*(self._matrix(own, tensors[name]) for own, name in self.params.items()), *more]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _matrix(self, own: str, x: Tensor) -> Tensor:

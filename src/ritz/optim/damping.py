@@ -333,6 +333,7 @@ class AutoDamping:
             "rules": [copy.deepcopy(vars(rule)) for rule in self.rules],
             "streams": [stream.state_dict() for stream in self.streams],
             "history": [dict(entry) for entry in self.history],
+            "routes": [[list(names), route] for names, route in self.risk.routes.items()],  # to the bit
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -348,6 +349,7 @@ class AutoDamping:
         for stream, saved in zip(self.streams, state["streams"], strict=True):
             stream.load_state_dict(saved)
         self.history = [dict(entry) for entry in state["history"]]
+        self.risk.routes.update({tuple(names): route for names, route in state["routes"]})
 
 
 def _prepared(rule: DampingRule | None, combine: Combine | None) -> DampingRule:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators.kronecker import Eigenspace, Function, eigenbasis, kronecker, rayleigh
+from ..operators.kronecker import Eigenspace, eigenbasis, kronecker, rayleigh
 from ..operators.layer_factors import Statistics, Unit
 
 Start = Literal["debiased", "identity"]
@@ -94,7 +94,8 @@ class RunningBlock:
         self.renewed = 0  # how many statistics the eigenvectors have seen
         self.vectors: dict[str, Tensor | None] = {}
         self.values: dict[str, Tensor] = {}  # (groups, n)
-        self._wide: Eigenspace | None = None  # the block as it is applied, until it changes
+        self._wide: Eigenspace | None = None  # until the block changes
+        self._beside: tuple[Tensor, ...] = ()  # columns of zeros
 
     @property
     def count(self) -> int:
@@ -132,10 +133,11 @@ class RunningBlock:
 
     def _basis(self, what: str, factor: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.refresh == "qr" and last is not None:
+            image = factor @ last
             # sharpest first: what comes later is made orthogonal to what came before, and for a singular factor the
             # columns of its null space are round-off, with which nothing may begin
-            order = rayleigh(factor, last).argsort(dim=1, descending=True)
-            vectors: Tensor = torch.linalg.qr(factor @ last.gather(2, order[:, None].expand_as(last))).Q
+            order = (last * image).sum(1).argsort(dim=1, descending=True)
+            vectors: Tensor = torch.linalg.qr(image.gather(2, order[:, None].expand_as(last))).Q
             if bool(vectors.isfinite().all()):
                 return rayleigh(factor, vectors), vectors
         letter = "G" if what == "grad" else "A"
@@ -159,19 +161,24 @@ class RunningBlock:
             return Eigenspace(self.scale.value, left, right)
         return kronecker((self.values["grad"], left), (self.values["input"], right))
 
-    def apply(self, tensors: Mapping[str, Tensor], function: Function) -> dict[str, Tensor] | None:
-        """f(C) applied to tensors given by parameter name; None before the first statistics."""
-        inputs = self.unit.inputs
-        if self._wide is None:
-            space = self.space()
-            if space is None:
-                return None
+    @property
+    def wide(self) -> Eigenspace | None:
+        """The block as it is applied: with the columns of zeros that are beside its eigenvectors in memory."""
+        if self._wide is None and (space := self.space()) is not None:
             right = self.vectors.get("input")
-            extra = 0 if right is None else right.shape[-1] - inputs
-            self._wide = Eigenspace(F.pad(space.values, (0, extra)) if extra else space.values, space.left, right)
-        extra = self._wide.values.shape[-1] - inputs
-        image = self._wide.apply(self.unit.gather(tensors, extra).to(self._wide.values.dtype), function)
-        return self.unit.scatter(image[..., :inputs] if extra else image)
+            extra = 0 if right is None else right.shape[-1] - self.unit.inputs
+            values = F.pad(space.values, (0, extra)) if extra else space.values
+            self._wide = Eigenspace(values, space.left, right)
+            self._beside = (values.new_zeros(*values.shape[:-1], extra),) if extra else ()
+        return self._wide
+
+    def apply(self, tensors: Mapping[str, Tensor], multipliers: Tensor) -> dict[str, Tensor]:
+        """f(C) applied to tensors given by parameter name, for multipliers f(values) of the shape of `wide`'s."""
+        assert self._wide is not None
+        dtype = multipliers.dtype
+        given = {name: x if x.dtype == dtype else x.to(dtype) for name, x in tensors.items()}
+        image = self._wide.apply(self.unit.gather(given, *self._beside), multipliers)
+        return self.unit.scatter(image[..., : self.unit.inputs] if self._beside else image)
 
     # ----------------------------------------------------------------------------------- saving and loading
 

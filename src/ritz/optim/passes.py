@@ -10,6 +10,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,7 +21,20 @@ from ..layers import Capture, Recorder
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
 from ..operators.base import full_precision
 from ..operators.layer_factors import Bases, Collector, FisherKind, Statistics, add_up, collect, item_cotangents
+from ..replay import tensor_cores
 from ..space import random_uniform
+
+_UNSEEN = ContextVar("unseen", default=False)
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Backward passes inside are not the ones that any optimiser waits for, and leave it waiting."""
+    token = _UNSEEN.set(True)
+    try:
+        yield
+    finally:
+        _UNSEEN.reset(token)
 
 
 class Pass:
@@ -67,6 +81,7 @@ class Watcher:
         fisher: "mc" (labels drawn from the model), "type2" (all roots of the loss Hessian) or "empirical".
         num_samples: Drawn labels for each item.
         loss_scale: What the user's loss is multiplied by before `backward`; matters to "empirical" alone.
+        tf32: Make factors in TF32 on a GPU.
         seed: Of drawn labels and signs.
 
     Example:
@@ -88,10 +103,11 @@ class Watcher:
         fisher: FisherKind,
         num_samples: int = 1,
         loss_scale: float | Callable[[], float] = 1.0,
+        tf32: bool = False,
         seed: int = 0,
     ) -> None:
         self.model, self.collector, self.loss, self.fisher = model, collector, loss, fisher
-        self.num_samples, self.loss_scale, self.seed = num_samples, loss_scale, seed
+        self.num_samples, self.loss_scale, self.tf32, self.seed = num_samples, loss_scale, tf32, seed
         self.active, self.paused, self.draws = True, False, 0
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
@@ -143,6 +159,8 @@ class Watcher:
 
     def _arrived(self, seen: Pass, grad: Tensor) -> None:
         """The gradient of the user's loss in the outputs."""
+        if _UNSEEN.get():
+            return
         out = seen.out
         recorder = seen.take()
         # with grad mode on, this backward pass is itself to be differentiated: a product or a penalty, not a step
@@ -200,7 +218,7 @@ class Watcher:
                 for cotangent in stack if free else ():
                     add_up(found, _squares(out, free, cotangent))
 
-        with torch.no_grad(), full_precision():
+        with torch.no_grad(), full_precision(), tensor_cores(self.tf32):
             add_up(found, collect(self.collector, captured(), len(out), self.bases))
             add_up(self._stats, found)
         self._weight = self._weight + weight

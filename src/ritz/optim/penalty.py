@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..batches import isolated_rng, map_tensors, num_samples
+from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, tensors_of, with_tensors
+from ..convolutions import SmoothConvolutions
 from ..errors import UnsupportedError
 from ..modes import Forward, Whole, unwrapped
-from ..space import ParamSpace, random_bits, random_uniform
+from ..replay import Recordings, is_static, modes_of, place_of
+from ..space import ParamSpace, random_uniform
+from .passes import unseen
 
 Form = Literal["ggn", "hessian"]
 LossName = Literal["cross_entropy", "mse", "bce"]
@@ -49,7 +52,8 @@ class TracePenalty:
     batch by itself.
 
     What a step of VGG-16 then costs, counted in operations of a step without: 1.75 on a quarter of the batch, 4 on the
-    whole of it, 3 if the pass of the loss is shared (`on_outputs`); in the Hessian form 2.9 and 8.6.
+    whole of it, 3 if the pass of the loss is shared (`on_outputs`); in the Hessian form 2.9 and 8.6. That is also what
+    it takes in time where the device is busy; a small network waits for the host, and `replay` is the remedy.
 
     Args:
         eta: What the trace is multiplied by; seed 002 has 1e-4.
@@ -60,6 +64,10 @@ class TracePenalty:
         class_dim: Where an output has its classes; -1 for language models' (batch, tokens, classes).
         forward: How the model reads `x`; by default model(x), model(*x) or model(**x) by the type of x.
         seed: Of samples and signs.
+        replay: On a GPU, record the penalty and its gradient as one CUDA graph and replay it: the gradient is then made
+            in the call and given out by `backward`. Each call of the model must be the same sequence of operations for
+            inputs of one shape. None does so where that is known, which is where all modules are torch.nn's own; not
+            under autocast. A recording keeps the memory that a pass needs.
         force: Allow the Hessian form with BatchNorm in training mode. There a layer's weights w and c w give the same
             loss, so that Tr H(c w) = Tr H(w) / c^2: once its trace is negative, ever smaller weights make the sum ever
             lower, without end (seed 002, section 6, saw training diverge). The GGN's trace is never negative.
@@ -84,6 +92,7 @@ class TracePenalty:
         class_dim: int = 1,
         forward: Forward | None = None,
         seed: int = 0,
+        replay: bool | None = None,
         force: bool = False,
     ) -> None:
         if not math.isfinite(eta):
@@ -94,8 +103,9 @@ class TracePenalty:
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, got {value!r}")
         self.eta, self.fraction, self.form, self.loss, self.class_dim = eta, fraction, form, loss, class_dim
-        self.forward, self.seed, self.force = forward, seed, force
+        self.forward, self.seed, self.replay, self.force = forward, seed, replay, force
         self.calls = 0
+        self._recordings = Recordings(most=2)
 
     def __call__(self, model: nn.Module, x: Any, y: Tensor | None = None) -> Tensor:
         """eta Tr G, or eta Tr H, of the model on a part of this batch; the model is run once more, on that part.
@@ -115,28 +125,30 @@ class TracePenalty:
         size = num_samples(x)
         if size == 0:
             raise ValueError("the batch is empty: there is nothing to take the trace of")
+        labels = targets if targets is not None else self._labels(y)
         call = self._next_call()
         rows = self._rows(size, call)
-        share = 1.0 if rows is None else size / len(rows)
-        run = _Run(model, self.forward or _read, map_tensors(x, lambda t: _taken(t, rows, size)))
-        if targets is not None:
-            total = self._curvature_along(run, params, _taken(targets, rows, size), call)
-            return self._scaled(total, share / self._num_items(targets))
-        with torch.enable_grad(), run.isolated(_device(params)):
-            seen = {name: p.view_as(p) for name, p in params.items()}  # not the model's own, as far as hooks can tell
-            out = run(seen)
-        self._check_output(out)
-        labels = self._labels(y)
+        data = map_tensors((x, labels), lambda t: _taken(t, rows, size))
+        run = _Run(model, self.forward or _read)
+        device = next(iter(params.values())).device
+        origins = self._origins(params, call).to(device)
+        with run.isolated(device):
+            if self._replays(run, data, device):
+                mean = self._replayed(run, params, data, origins)
+            else:
+                mean = self._mean(run, params, data, origins)
         if labels is None:
-            return self._scaled(self._pulled_back(out, seen, None, call), 1 / self._num_items(out))
-        total = self._pulled_back(out, seen, _taken(labels, rows, size), call)
-        return self._scaled(total, share / self._num_items(labels))
+            return mean * self.eta
+        part = data[1]  # items are not evenly spread over samples: the mean is over those of the whole batch
+        share = 1.0 if rows is None else size / len(rows)
+        return mean * _as(mean, self._num_items(part) * share / self._num_items(labels)) * self.eta
 
     def on_outputs(self, out: Tensor, model: nn.Module, y: Tensor | None = None) -> Tensor:
         """The same in the GGN form from the outputs of the pass that the loss has anyway, on all of the batch.
 
-        Nothing is sub-sampled: a part of the outputs costs what the whole does. With `KFAC` use `penalty(model, x)`:
-        the penalty's pass through shared outputs would be taken for the one that its factors wait for.
+        Nothing is sub-sampled: a part of the outputs costs what the whole does. Where the host is the bottleneck, a
+        call of `penalty(model, x)` that is replayed is faster. With `KFAC(fisher="empirical")` use that too: gradients
+        of the penalty in shared outputs would count as those of the loss.
 
         Example:
             >>> model, x = torch.nn.Linear(2, 3), torch.ones(4, 2)
@@ -149,9 +161,9 @@ class TracePenalty:
             raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
         params = _trainable(unwrapped(model))
         self._check_output(out)
-        labels = self._labels(y)
-        total = self._pulled_back(out, params, labels, self._next_call())
-        return self._scaled(total, 1 / self._num_items(out if labels is None else labels))
+        origins = self._origins(params, self._next_call()).to(out.device)
+        with unseen():
+            return self._pulled_back(out, params, self._labels(y), origins) * self.eta
 
     def state_dict(self) -> dict[str, int]:
         """What decides the next draw."""
@@ -163,11 +175,22 @@ class TracePenalty:
 
     # ------------------------------------------------------------------------------------------- the two forms
 
-    def _pulled_back(self, out: Tensor, params: Mapping[str, Tensor], labels: Tensor | None, call: int) -> Tensor:
-        """|J' r|^2, differentiable through J and through r."""
+    def _mean(self, run: "_Run", params: Mapping[str, Tensor], data: Any, origins: Tensor) -> Tensor:
+        """The trace of the curvature of the mean over the items of these data, differentiable in the parameters."""
+        x, y = data
+        if self.form == "hessian":
+            return self._curvature_along(run, params, x, y, origins)
+        with torch.enable_grad():
+            seen = {name: p.view_as(p) for name, p in params.items()}  # not the model's own, as far as hooks can tell
+            out = run(seen, x)
+        self._check_output(out)
+        return self._pulled_back(out, seen, y, origins)
+
+    def _pulled_back(self, out: Tensor, params: Mapping[str, Tensor], labels: Tensor | None, origins: Tensor) -> Tensor:
+        """|J' r|^2, differentiable through J and through r, over the number of items."""
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), torch.autocast(out.device.type, enabled=False):
-            signs = _signs(out.numel(), ("penalty signs", self.seed, call), out.device).view(out.shape)
+            signs = _flat(out.numel()).signs(origins).view(out.shape)
             root = _random_root(self.loss, out, signs, self.class_dim)
             if labels is not None:
                 _check_labels(labels, out, self.class_dim)
@@ -177,28 +200,61 @@ class TracePenalty:
                 out, leaves, root.to(out.dtype), retain_graph=True, create_graph=keep, allow_unused=True
             )
             parts = [_wide(g).square().sum() for g in pulled if g is not None]
-            return torch.stack([part.to(parts[0]) for part in parts]).sum()
+            total = torch.stack([part.to(parts[0]) for part in parts]).sum()
+        return total / _as(total, self._num_items(out if labels is None else labels))
 
-    def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], y: Tensor, call: int) -> Tensor:
-        """v' H v for the SUM over items, differentiable; v of random signs."""
+    def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], x: Any, y: Tensor, origins: Tensor) -> Tensor:
+        """v' H v, differentiable; v of random signs."""
         space = ParamSpace.of(params)
-        first = next(iter(params.values()))
-        row = space.probes([call], self.seed, dtype=_wide(first).dtype, device=first.device)[0]
+        row = space.signs(origins).to(_wide(next(iter(params.values()))).dtype)
         probe = space.split(row)
 
         def total(t: Tensor) -> Tensor:
-            out = run({name: p + (t * probe[name]).to(p.dtype) for name, p in params.items()})
+            out = run({name: p + (t * probe[name]).to(p.dtype) for name, p in params.items()}, x)
             self._check_output(out)
             return _total(self.loss, out, y, self.class_dim)
 
-        with run.isolated(row.device), torch.autocast(row.device.type, enabled=False):
-            return _second_derivative(total, row)
+        with torch.autocast(row.device.type, enabled=False):
+            curvature = _second_derivative(total, row)
+        return curvature / _as(curvature, self._num_items(y))
+
+    # ------------------------------------------------------------------------------------------- replay
+
+    def _replays(self, run: "_Run", data: Any, device: torch.device) -> bool:
+        """Whether the penalty is recorded; without a gradient to give out it is not worth it."""
+        if self.replay is False or not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+            return False
+        if self.replay is None and (device.type != "cuda" or self.forward is not None or not is_static(run.model)):
+            return False
+        return only_tensors(data)
+
+    def _replayed(self, run: "_Run", params: Mapping[str, Tensor], data: Any, origins: Tensor) -> Tensor:
+        """The same as `_mean`, its gradient made along with it."""
+
+        def recorded(origins: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+                mean = self._mean(run, leaves, with_tensors(data, tensors), origins)
+                grads = torch.autograd.grad(mean, tuple(leaves.values()), materialize_grads=True)
+            return mean.detach(), torch.cat([g.flatten() for g in grads])
+
+        state = (*params.values(), *run.model.buffers())
+        key = (self.form, self.loss, self.class_dim, tuple(params), place_of(state), modes_of(run.model))
+        mean, gradient = self._recordings.run(key, recorded, [origins, *tensors_of(data)])
+        known: Tensor = _Known.apply(mean, gradient, *params.values())  # type: ignore[no-untyped-call]
+        return known
 
     # ------------------------------------------------------------------------------------------- draws and checks
 
     def _next_call(self) -> int:
         self.calls += 1
         return self.calls - 1
+
+    def _origins(self, params: Mapping[str, Tensor], call: int) -> Tensor:
+        """What the signs of a call are made of: of outputs, or of weights."""
+        if self.form == "hessian":
+            return ParamSpace.of(params).origins(call, self.seed)
+        return _flat(1).origins(call, self.seed)
 
     def _rows(self, size: int, call: int) -> Tensor | None:
         """Which samples of the batch, drawn without replacement; None for all of them."""
@@ -218,9 +274,6 @@ class TracePenalty:
         if not like.is_floating_point():
             return (like != IGNORED).sum().clamp(min=1)
         return like.numel() / like.shape[self.class_dim]
-
-    def _scaled(self, total: Tensor, scale: Tensor | float) -> Tensor:
-        return total * (scale.to(total) if isinstance(scale, Tensor) else scale) * self.eta
 
     def _check_output(self, out: Any) -> None:
         if not isinstance(out, Tensor):
@@ -255,15 +308,16 @@ class TracePenalty:
 
 
 class _Run:
-    """The model on one part of a batch at given weights; buffers are copies, so batch statistics leave no trace."""
+    """The model at given weights; buffers are copies, so batch statistics leave no trace."""
 
-    def __init__(self, model: nn.Module, forward: Forward, x: Any) -> None:
-        self.model, self.whole, self.x = model, Whole(model, forward), x
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        self.model, self.whole = model, Whole(model, forward)
 
-    def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         named = {f"model.{name}": value for name, value in {**buffers, **params}.items()}
-        out: Tensor = functional_call(self.whole, named, (self.x,))
+        with SmoothConvolutions():
+            out: Tensor = functional_call(self.whole, named, (x,))
         return out
 
     @contextlib.contextmanager
@@ -271,6 +325,22 @@ class _Run:
         """Generators put back after; attention by kernels that can be differentiated again."""
         with isolated_rng(device=device), sdpa_kernel(SDPBackend.MATH):
             yield
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradient in the parameters is known already, flat."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Tensor, *params: Tensor) -> Tensor:
+        ctx.gradient, ctx.space = gradient, ParamSpace.of({str(n): p for n, p in enumerate(params)})
+        ctx.dtypes = [p.dtype for p in params]
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.space.split(grad * ctx.gradient).values()
+        return None, None, *(part.to(dtype) for part, dtype in zip(parts, ctx.dtypes, strict=True))
 
 
 def _read(model: nn.Module, x: Any) -> Any:
@@ -292,10 +362,6 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return params
 
 
-def _device(params: Mapping[str, Tensor]) -> torch.device:
-    return next(iter(params.values())).device
-
-
 def _wide(x: Tensor) -> Tensor:
     """At least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -304,9 +370,14 @@ def _wide(x: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------- the loss
 
 
-def _signs(size: int, key: tuple[object, ...], device: torch.device) -> Tensor:
-    """Random signs, (size,) float32, keyed."""
-    return torch.where(random_bits(size, key, device) < 0, -1.0, 1.0).float()
+def _flat(size: int) -> ParamSpace:
+    """The outputs as one row, whose signs are drawn as those of weights are."""
+    return ParamSpace(("penalty signs",), (torch.Size([size]),))
+
+
+def _as(like: Tensor, number: Tensor | float) -> Tensor | float:
+    """A number in the precision of what it is to be multiplied with."""
+    return number.to(like) if isinstance(number, Tensor) else number
 
 
 def _random_root(loss: str, out: Tensor, signs: Tensor, class_dim: int) -> Tensor:

@@ -122,10 +122,8 @@ class Stream:
             self._pending = _Pending(image, index, batch.size)
 
     def _probe(self, operator: RiskOperator, index: int) -> Tensor:
-        """A random direction (1, dim) of length one."""
-        rows = operator.probes([index], self.seed, "normal")
-        unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
-        return unit
+        """A random direction (1, dim) of length one: signs, cheaper to draw than normals and of no more variance."""
+        return operator.probes([index], self.seed) / math.sqrt(operator.dim)
 
     def _keep(self, probe: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
         mean = (left + right) / 2

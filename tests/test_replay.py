@@ -1,0 +1,144 @@
+"""Recordings give what the function gives; keys, places and failures are the same on a CPU, where nothing is recorded."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from ritz import replay
+from ritz.replay import Recordings, is_static, modes_of, place_of
+
+
+def doubled(calls: list):
+    def fn(x: torch.Tensor):
+        calls.append(x)
+        return (2 * x,)
+
+    return fn
+
+
+def test_a_function_is_recorded_when_it_comes_for_the_second_time():
+    recordings = Recordings()
+    for number, kept in enumerate((0, 1, 1)):
+        (y,) = recordings.run("twice", doubled([]), [torch.tensor([float(number)])])
+        assert y.item() == 2 * number
+        assert len(recordings) == kept
+
+
+def test_results_belong_to_the_caller_and_inputs_stay_as_they_are():
+    recordings, x = Recordings(), torch.ones(2)
+    found = [recordings.run("twice", lambda x: (x.mul_(2),), [x.clone()])[0] for _ in range(4)]
+    found[-1].zero_()
+    assert [y.tolist() for y in found[:-1]] == [[2.0, 2.0]] * 3
+    recordings.run("twice", lambda x: (x.mul_(2),), [x])
+    assert x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("other", [torch.ones(3), torch.ones(2, dtype=torch.float32)], ids=["shape", "precision"])
+def test_other_inputs_are_another_recording(other):
+    recordings = Recordings()
+    for x in (torch.ones(2), torch.ones(2), other, other):
+        assert recordings.run("twice", doubled([]), [x])[0].shape == x.shape
+    assert len(recordings) == 2
+
+
+def test_only_the_recordings_used_last_are_kept_and_the_others_are_freed():
+    recordings, gone = Recordings(most=2), []
+    for name in "abcd":
+        fn = doubled([])
+        gone.append(weakref.ref(fn))
+        for _ in range(2):
+            recordings.run(name, fn, [torch.ones(1)])
+        del fn
+    gc.collect()
+    assert len(recordings) == 2
+    assert [ref() is None for ref in gone] == [True, True, False, False]
+
+
+def test_keys_that_never_come_back_do_not_pile_up():
+    recordings = Recordings(most=2)
+    for number in range(100):
+        recordings.run(number, doubled([]), [torch.ones(1)])
+    assert len(recordings._kept) <= 8
+
+
+def test_a_function_that_cannot_be_recorded_is_run_as_it_is(monkeypatch):
+    def refuse(fn, own):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replay, "_recorded", refuse)
+    recordings, calls = Recordings(), []
+    for number in range(4):
+        assert recordings.run("twice", doubled(calls), [torch.tensor([float(number)])])[0].item() == 2 * number
+    assert len(calls) == 4
+    assert len(recordings) == 0
+
+
+def test_a_copy_starts_without_recordings():
+    recordings = Recordings(most=3)
+    for _ in range(2):
+        recordings.run("twice", doubled([]), [torch.ones(1)])
+    twin = copy.deepcopy(recordings)
+    assert (len(twin), twin.most) == (0, 3)
+
+
+def test_a_place_changes_with_the_storage_and_not_with_the_values():
+    p = nn.Parameter(torch.ones(2))
+    here = place_of([p])
+    with torch.no_grad():
+        p.add_(1)
+    assert place_of([p]) == here
+    p.data = torch.ones(2)
+    assert place_of([p]) != here
+
+
+def test_a_model_is_static_where_all_its_modules_are_known():
+    class Block(nn.Sequential):
+        pass
+
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Dropout())
+    assert is_static(model)
+    assert not is_static(nn.Sequential(model, Block()))
+    handle = model[0].register_forward_hook(lambda *_: None)
+    assert not is_static(model)
+    handle.remove()
+    model[0].forward = lambda x: x
+    assert not is_static(model)
+
+
+def test_modes_tell_training_from_evaluation():
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1))
+    before = modes_of(model)
+    model[1].eval()
+    assert modes_of(model) != before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_graph_is_replayed_and_reads_weights_where_they_lie():
+    layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 1)).cuda()
+
+    def fn(x):
+        with torch.enable_grad():
+            return torch.autograd.grad(layer(x).sum(), tuple(layer.parameters()))
+
+    recordings = Recordings()
+    for number in range(5):
+        x = torch.full((3, 4), float(number), device="cuda")
+        found, known = recordings.run("gradient", fn, [x]), fn(x)
+        torch.testing.assert_close(found, known)
+        with torch.no_grad():
+            layer[0].weight.mul_(1.5)
+    assert len(recordings) == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_look_from_the_host_is_not_recorded_and_does_no_harm():
+    recordings = Recordings()
+    for number in range(4):
+        x = torch.tensor([float(number)], device="cuda")
+        (y,) = recordings.run("look", lambda x: (x * float(x),), [x])
+        assert y.item() == number**2
+    assert len(recordings) == 0
