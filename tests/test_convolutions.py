@@ -58,7 +58,7 @@ def test_inside_the_mode_layers_use_them_and_outside_not():
 
 
 @pytest.mark.parametrize(
-    "layer, shape",
+    ("layer", "shape"),
     [
         (nn.Conv2d(2, 3, 3, padding="same"), (1, 2, 4, 4)),
         (nn.Conv2d(2, 3, 3), (2, 4, 4)),  # no batch

@@ -1,4 +1,4 @@
-"""Recordings give what the function gives; keys, places and failures are the same on a CPU, where nothing is recorded."""
+"""Recordings give what the function gives; keys, places and failures are the same on a CPU, which records nothing."""
 
 import copy
 import gc

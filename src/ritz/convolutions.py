@@ -119,7 +119,8 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, which
 class SmoothConvolutions(TorchFunctionMode):
     """Inside, convolutions of batches with zero padding are those of this module.
 
-    Others, and all of them under autocast, stay torch's.
+    Others, and all of them under autocast, stay torch's. On a GPU images are laid out with channels last, in which
+    cuDNN's kernels work: else it turns every operand around before each of them.
 
     Example:
         >>> layer = torch.nn.Conv2d(1, 1, 2)
@@ -153,6 +154,8 @@ def _read(
     """The arguments of torch's function as those of `convolution`; None where it is not for us."""
     if isinstance(padding, str) or input.ndim != spatial + 2 or torch.is_autocast_enabled(input.device.type):
         return None
+    if input.device.type == "cuda" and spatial == 2:
+        input, weight = (x.contiguous(memory_format=torch.channels_last) for x in (input, weight))
     geometry = Geometry(_tuple(stride, spatial), _tuple(padding, spatial), _tuple(dilation, spatial), groups)
     return input, weight, bias, geometry
 

@@ -47,7 +47,7 @@ class Recordings:
     def __len__(self) -> int:
         return sum(made is not None for made in self._kept.values())
 
-    def run(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, key: Hashable, fn: Function, inputs: Sequence[Tensor], *, lend: bool = False) -> tuple[Tensor, ...]:
         """fn(*inputs).
 
         Args:
@@ -55,9 +55,10 @@ class Recordings:
                 finds at their old places; see `place_of`.
             fn: Tensors to tensors, without a look at them from the host.
             inputs: Copied to where the recording reads them.
+            lend: Spare a copy of the results, for one who is done with them before the next call.
 
         Returns:
-            Tensors of the caller's own.
+            Tensors of the caller's own, unless lent.
         """
         key = (key, *((x.shape, x.dtype, x.device) for x in inputs), _switches())
         if key in self._refused:
@@ -72,9 +73,9 @@ class Recordings:
             if made is None:
                 return fn(*inputs)
         own, recorded = made
-        for place, x in zip(own, inputs, strict=True):
-            place.copy_(x)
-        return tuple(result.clone() for result in recorded())
+        torch._foreach_copy_(own, list(inputs))
+        results = recorded()
+        return results if lend else tuple(result.clone() for result in results)
 
     def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Recorded] | None:
         own = [x.detach().clone() for x in inputs]

@@ -76,7 +76,7 @@ def test_a_risk_at_other_weights_does_not_read_those_of_the_recording(problem):
 
 
 @pytest.mark.parametrize(
-    "change, replays",
+    ("change", "replays"),
     [
         ({}, False),  # a CPU
         ({"plan": Plan(replay=True)}, True),

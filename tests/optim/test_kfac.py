@@ -305,6 +305,26 @@ def test_staggered_eigendecompositions_come_at_different_steps():
     assert at == {"0": [10, 20, 30], "2": [15, 25]}
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"ekfac": True}, {"refresh": "qr", "kl_clip": 1e-3}], ids=["kfac", "ekfac", "qr"]
+)
+def test_a_step_that_is_recorded_and_replayed_is_the_step(settings):
+    """As on a GPU; new factors, a new damping and a frozen layer are seen by the recording."""
+    ends = []
+    for replays in (False, True):
+        model = seeded(convnet)
+        opt = KFAC(model, lr=0.1, damping=0.1, factor_every=2, inverse_every=5, **settings)
+        opt._replays = replays
+        train(model, opt, 12, IMAGES)
+        opt.param_groups[0]["damping"] = 0.5
+        train(model, opt, 4, IMAGES)
+        model[3].weight.requires_grad_(False)
+        train(model, opt, 4, IMAGES)
+        ends.append(weights(model))
+        assert len(opt._recordings) == replays
+    assert torch.equal(*ends)
+
+
 def test_only_refresh_steps_record_and_other_steps_leave_the_outputs_alone():
     model = seeded(mlp)
     opt = KFAC(model, 0.01, 0.1, factor_every=3)

@@ -505,7 +505,7 @@ def test_a_replayed_penalty_and_its_gradient_are_the_eager_ones_as_weights_and_d
 
 
 def test_a_recording_is_made_anew_when_modes_or_the_places_of_weights_change():
-    model, (x, y) = conv_network(), images()
+    model, (x, _) = conv_network(), images()
     replayed, eager = (TracePenalty(0.2, 1.0, replay=replay) for replay in (True, False))
 
     def same() -> bool:

@@ -94,7 +94,8 @@ class RunningBlock:
         self.renewed = 0  # how many statistics the eigenvectors have seen
         self.vectors: dict[str, Tensor | None] = {}
         self.values: dict[str, Tensor] = {}  # (groups, n)
-        self._wide: Eigenspace | None = None  # until the block changes
+        self._wide: Eigenspace | None = None
+        self._changed = False  # whether it has to be made anew
         self._beside: tuple[Tensor, ...] = ()  # columns of zeros
 
     @property
@@ -104,7 +105,7 @@ class RunningBlock:
 
     def add(self, stats: Statistics, weight: Tensor | float) -> None:
         """Take the sums of the passes of one step; none where the block had no part in them."""
-        name, self._wide = self.unit.name, None
+        name, self._changed = self.unit.name, True
         if f"{name}|square" in stats:
             square = stats[f"{name}|square"] / weight
             self.averages["square"].add(square, torch.ones_like(square))
@@ -117,19 +118,21 @@ class RunningBlock:
 
     def renew(self) -> None:
         """Eigenvectors and eigenvalues of the factors as they are now."""
-        self.renewed, self._wide = self.count, None
+        self.renewed, self._changed = self.count, True
         if self.unit.kind == "diagonal" or not self.count:
             return
         old = self.bases if self.vectors else (None, None)
+        found = {}
         for what, last in zip(("grad", "input"), old, strict=True):
             factor = self.averages[what].value
             assert factor is not None
-            self.values[what], self.vectors[what] = self._basis(what, factor, last)
-        self.vectors["input"] = _aligned(self.vectors["input"])
+            self.values[what], found[what] = self._basis(what, factor, last)
         if self.ekfac and self.scale.value is not None:
-            left, right = (_overlap(new, last) for new, last in zip(self.bases, old, strict=True))
+            left, right = (_overlap(new, last) for new, last in zip(found.values(), old, strict=True))
             scale = self.scale.value if left is None else left @ self.scale.value
             self.scale.value = scale if right is None else scale @ right.mT
+        found["input"] = _aligned(found["input"])
+        self.vectors = {what: _settled(new, self.vectors.get(what)) for what, new in found.items()}
 
     def _basis(self, what: str, factor: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.refresh == "qr" and last is not None:
@@ -163,13 +166,19 @@ class RunningBlock:
 
     @property
     def wide(self) -> Eigenspace | None:
-        """The block as it is applied: with the columns of zeros that are beside its eigenvectors in memory."""
-        if self._wide is None and (space := self.space()) is not None:
+        """The block as it is applied: with the columns of zeros that are beside its eigenvectors in memory.
+
+        Its tensors stay where they are as the block changes: a step that was recorded reads them there.
+        """
+        if self._changed and (space := self.space()) is not None:
             right = self.vectors.get("input")
             extra = 0 if right is None else right.shape[-1] - self.unit.inputs
-            values = F.pad(space.values, (0, extra)) if extra else space.values
+            values = _settled(F.pad(space.values, (0, extra)), None if self._wide is None else self._wide.values)
+            assert values is not None
             self._wide = Eigenspace(values, space.left, right)
-            self._beside = (values.new_zeros(*values.shape[:-1], extra),) if extra else ()
+            if extra and not self._beside:
+                self._beside = (values.new_zeros(*values.shape[:-1], extra),)
+            self._changed = False
         return self._wide
 
     def apply(self, tensors: Mapping[str, Tensor], multipliers: Tensor) -> dict[str, Tensor]:
@@ -203,7 +212,7 @@ class RunningBlock:
             average.count, average.value = saved["count"], own(saved["value"])
         self.vectors = {what: own(tensor) for what, tensor in state["vectors"].items()}
         self.values = {what: own(tensor) for what, tensor in state["values"].items()}
-        self.renewed, self._wide = state["renewed"], None
+        self.renewed, self._wide, self._changed = state["renewed"], None, True
 
 
 def _aligned(vectors: Tensor | None) -> Tensor | None:
@@ -212,6 +221,13 @@ def _aligned(vectors: Tensor | None) -> Tensor | None:
         return vectors
     extra = -vectors.shape[-1] % 8
     return F.pad(vectors, (0, extra, 0, extra)) if extra else vectors
+
+
+def _settled(new: Tensor | None, place: Tensor | None) -> Tensor | None:
+    """The new values where the old ones were, if they have room there."""
+    if new is None or place is None or new.shape != place.shape or new.dtype != place.dtype:
+        return new
+    return place.copy_(new)
 
 
 def _overlap(new: Tensor | None, old: Tensor | None) -> Tensor | None:

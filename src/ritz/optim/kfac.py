@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from ..errors import NumericalWarning
 from ..losses import CrossEntropy, Loss, SquaredError, as_loss
 from ..operators.base import full_precision
+from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
-from ..replay import tensor_cores
+from ..replay import Recordings, place_of, tensor_cores
 from ..space import select
 from .factors import Refresh, RunningBlock, Start
 from .groups import damping_of, decayed, grouped, rate_of, renamed
 from .passes import Watcher
 
 LossName = Literal["cross_entropy", "mse"]
-Function = Callable[[list[Tensor]], list[Tensor]]  # of the damped eigenvalues of blocks, element by element
 _LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError}
 
 
@@ -146,6 +146,8 @@ class KFAC(torch.optim.Optimizer):
         self.kl_clip, self.stagger, self.tf32 = kl_clip, stagger, tf32
         self.blocks = {name: RunningBlock(unit, stat_decay, start, ekfac, refresh) for name, unit in units.items()}
         self.steps, self.skipped = 0, 0
+        self._recordings = Recordings(most=1)
+        self._replays = next(iter(self._params.values())).device.type == "cuda"
         known = _LOSSES[loss]() if isinstance(loss, str) and loss in _LOSSES else loss
         collector = Collector(units, sharing, max_factor)
         self._watcher = Watcher(model, collector, _as_loss(known), fisher, num_samples, loss_scale, tf32, seed)
@@ -278,7 +280,7 @@ class KFAC(torch.optim.Optimizer):
             )
         own = self._settings()
         grads = {name: decayed(p, own[name]) for name, p in self._params.items() if p.grad is not None}
-        moves = self._filtered(grads, _inverted)
+        moves = self._preconditioned(grads)
         shrink = self._clip(grads, moves, {name: rate_of(own[name]) for name in moves})
         if shrink != 1:
             torch._foreach_mul_(list(moves.values()), shrink)
@@ -326,27 +328,52 @@ class KFAC(torch.optim.Optimizer):
             if tensor.shape != self._params[name].shape:
                 raise ValueError(f"{name} has shape {tuple(self._params[name].shape)}, got {tuple(tensor.shape)}")
         with torch.no_grad(), full_precision(), tensor_cores(self.tf32):
-            return self._filtered(tensors, lambda values: [value**power for value in values])
+            return self._filtered(tensors, self._dampings(tensors), lambda values: values**power)
 
-    def _filtered(self, tensors: Mapping[str, Tensor], function: Function) -> dict[str, Tensor]:
-        """A function of the damped matrix, block by block; what is not given of a block counts as zero."""
-        settings = self._settings()
-        used: list[RunningBlock] = []
-        values, dampings = [], []
+    def _dampings(self, tensors: Collection[str]) -> dict[str, float]:
+        """The damping of every block that has statistics and a part in these tensors, by its name."""
+        settings, found = self._settings(), {}
         for name, block in self.blocks.items():
-            names = block.unit.params.values()
-            if any(name in tensors for name in names) and (space := block.wide) is not None:
-                used.append(block)
-                values.append(space.values)
-                dampings.append(damping_of(name, settings[next(iter(names))]))
-        found: dict[str, Tensor] = {}
-        multipliers = function(list(torch._foreach_add(values, dampings))) if used else []
-        for block, multiplier in zip(used, multipliers, strict=True):
-            names = block.unit.params.values()
-            given = {name: tensors[name] if name in tensors else torch.zeros_like(self._params[name]) for name in names}
-            image = block.apply(given, multiplier)
-            found.update({name: x.to(tensors[name].dtype) for name, x in image.items() if name in tensors})
+            params = block.unit.params.values()
+            if any(own in tensors for own in params) and block.wide is not None:
+                found[name] = damping_of(name, settings[next(iter(params))])
         return found
+
+    def _filtered(
+        self, tensors: Mapping[str, Tensor], dampings: Mapping[str, float | Tensor], function: Function
+    ) -> dict[str, Tensor]:
+        """A function of the damped matrix, block by block; what is not given of a block counts as zero."""
+        found: dict[str, Tensor] = {}
+        for name, damping in dampings.items():
+            block = self.blocks[name]
+            given = {
+                own: tensors[own] if own in tensors else torch.zeros_like(self._params[own])
+                for own in block.unit.params.values()
+            }
+            assert block.wide is not None
+            image = block.apply(given, function(block.wide.values + damping))
+            found.update({own: x.to(tensors[own].dtype) for own, x in image.items() if own in tensors})
+        return found
+
+    def _preconditioned(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(C + damping)^-1 of gradients; on a GPU recorded and replayed, since it is many small products."""
+        dampings = self._dampings(grads)
+        if not self._replays or not dampings:
+            return self._filtered(grads, dampings, Tensor.reciprocal_)
+        spaces = [space for name in dampings if (space := self.blocks[name].wide) is not None]
+        blocks = [self.blocks[name].unit.params.values() for name in dampings]
+        names = [own for params in blocks for own in params if own in grads]
+
+        def recorded(deltas: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            each = dict(zip(dampings, deltas.unbind(), strict=True))
+            moves = self._filtered(dict(zip(names, tensors, strict=True)), each, Tensor.reciprocal_)
+            return tuple(moves[name].contiguous() for name in names)
+
+        place = place_of(x for space in spaces for x in (space.values, space.left, space.right) if x is not None)
+        deltas = torch.tensor(list(dampings.values()), device=spaces[0].values.device)
+        inputs = [deltas, *(grads[name] for name in names)]
+        moves = self._recordings.run((tuple(names), place), recorded, inputs, lend=True)
+        return dict(zip(names, moves, strict=True))
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         """The group of every parameter, by name."""
@@ -394,12 +421,6 @@ class KFAC(torch.optim.Optimizer):
         raise TypeError(
             "a KFAC is bound to its model by hooks and cannot be copied; make a new one and load state_dict()"
         )
-
-
-def _inverted(values: list[Tensor]) -> list[Tensor]:
-    """1 / x, in place, for all blocks by one call."""
-    torch._foreach_reciprocal_(values)
-    return values
 
 
 def _as_loss(loss: Any) -> Loss:
