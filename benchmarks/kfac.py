@@ -39,10 +39,10 @@ Step = Callable[[], Any]
 # --------------------------------------------------------------------------------------- network and data
 
 
-def vgg16(width: float = 1.0) -> nn.Sequential:
+def vgg16(width: float = 1.0, classes: int = 100, channels: int = 3) -> nn.Sequential:
     """VGG-16 without normalisation, a head of 512-512-512-100 with dropout: 15,291,300 parameters."""
     layers: list[nn.Module] = []
-    inputs = 3
+    inputs = channels
     for channels in CHANNELS:
         if not channels:
             layers.append(nn.MaxPool2d(2))
@@ -54,7 +54,7 @@ def vgg16(width: float = 1.0) -> nn.Sequential:
         layers += [conv, nn.ReLU(inplace=True)]
         inputs = outputs
     head = [nn.Dropout(), nn.Linear(inputs, inputs), nn.ReLU(True), nn.Dropout(), nn.Linear(inputs, inputs)]
-    return nn.Sequential(*layers, nn.Flatten(), *head, nn.ReLU(True), nn.Linear(inputs, 100))
+    return nn.Sequential(*layers, nn.Flatten(), *head, nn.ReLU(True), nn.Linear(inputs, classes))
 
 
 class Bench:
