@@ -76,7 +76,7 @@ def train(args: argparse.Namespace, data: tuple[Data, Data], arm: str, settings:
     (X, y), test = data
     model = network(args, seed)
     optimizer = optimiser(model, arm, settings, seed)
-    schedule = LambdaLR(optimizer, linear_decay(args.epochs))
+    schedule = LambdaLR(optimizer, linear_decay(args.epochs * math.ceil(len(X) / args.batch_size)))
     curve, tests, seconds = [], [], 0.0
     for epoch in range(epochs):
         order = random_uniform(len(X), ("order", seed, epoch)).argsort().to(X.device)
@@ -86,12 +86,12 @@ def train(args: argparse.Namespace, data: tuple[Data, Data], arm: str, settings:
             loss = cross_entropy(model(X[rows]), y[rows])
             loss.backward()
             optimizer.step()
+            schedule.step()
             running += loss.detach()
             if number % args.every == 0:
                 curve.append(float(running) / args.every)
                 running.zero_()
         seconds += clock(args) - start
-        schedule.step()
         tests.append(evaluate(model, test))
     return {"curve": curve, "tests": tests, "seconds": seconds, "skipped": getattr(optimizer, "skipped", 0)}
 
@@ -194,7 +194,7 @@ def grid_table(report: dict[str, Any]) -> str:
 
 PAGE = """# Training with cheap eigenvectors
 
-VGG-16 on Fashion-MNIST, images padded to 32 x 32, batches of {batch_size}, {epochs} epochs with `linear_decay`, {seeds}
+VGG-16 on Fashion-MNIST, images padded to 32 x 32, batches of {batch_size}, {epochs} epochs, `linear_decay` by steps, {seeds}
 seeds. KFAC has statistics every 10 steps and eigenvectors every 100, by full decompositions (`refresh="eigh"`) or by
 one step of orthogonal iteration from the last ones (`refresh="qr"`). Seeds share starts, batches and drawn labels.
 Means over seeds with 95 % intervals by Student's t; the last column is the mean of differences at equal seed.

@@ -28,6 +28,7 @@ ALLOWED = {
     "reducers": "errors comm",
     "space": "errors comm",
     "tables": "errors",
+    "loggers": "errors tables",
     "replay": "errors",
     "convolutions": "errors",
     "plan": RESULTS,
@@ -45,15 +46,15 @@ ALLOWED = {
     "krylov estimators rmt",
     "transforms": "measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": f"{RESULTS} comm reducers space replay convolutions plan losses layers batches modes risk operators krylov "
-    "estimators rmt",
+    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches modes risk "
+    "operators krylov estimators rmt",
     "papers": f"{RESULTS} tables space plan losses batches risk operators krylov estimators rmt measures landscape "
     "optim",
-    "report": f"{RESULTS} tables rmt measures landscape papers",
-    "integrations": f"{RESULTS} comm space plan losses batches risk operators estimators measures optim report",
+    "report": f"{RESULTS} tables loggers rmt measures landscape papers",
+    "integrations": f"{RESULTS} loggers comm space plan losses batches risk operators estimators measures optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
-    "cli": f"{RESULTS} tables plan losses risk operators krylov estimators rmt measures landscape optim papers report "
-    "integrations testing",
+    "cli": f"{RESULTS} tables loggers plan losses risk operators krylov estimators rmt measures landscape optim papers "
+    "report integrations testing",
 }
 
 

@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, losses, measures, operators, optim, rmt, testing, transforms
+    from ritz import errors, landscape, loggers, losses, measures, operators, optim, rmt, testing, transforms
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -69,6 +69,7 @@ __all__ = [
     "landscape",
     "load",
     "logdet",
+    "loggers",
     "losses",
     "measure",
     "measures",
@@ -117,6 +118,7 @@ _HOME = {
 _SUBMODULES = {
     "errors": "ritz.errors",
     "landscape": "ritz.landscape",
+    "loggers": "ritz.loggers",
     "losses": "ritz.losses",
     "measures": "ritz.measures",
     "operators": "ritz.operators",

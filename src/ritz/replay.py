@@ -75,7 +75,7 @@ class Recordings:
         own, recorded = made
         torch._foreach_copy_(own, list(inputs))
         results = recorded()
-        return results if lend else tuple(result.clone() for result in results)
+        return results if lend else _copied(results)
 
     def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Recorded] | None:
         own = [x.detach().clone() for x in inputs]
@@ -121,6 +121,13 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
         return results
 
     return replay
+
+
+def _copied(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Copies, by one call where all are numbers of one kind."""
+    if all(x.is_floating_point() for x in tensors):
+        return tuple(torch._foreach_mul(list(tensors), 1.0))
+    return tuple(x.clone() for x in tensors)
 
 
 def _has_room(device: torch.device) -> bool:
@@ -186,28 +193,31 @@ def place_of(tensors: Iterable[Tensor]) -> tuple[Hashable, ...]:
     return tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
-def modes_of(model: nn.Module) -> tuple[bool, ...]:
+def modes_of(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
     """Which modules are in training mode."""
-    return tuple(m.training for m in model.modules())
+    return tuple(m.training for m in modules)
 
 
-def is_static(model: nn.Module) -> bool:
+def is_static(modules: Iterable[nn.Module]) -> bool:
     """Whether each call of a model is known to be the same sequence of operations: all its modules are torch.nn's own.
 
     A module of the user's may do other things at each call, as stochastic depth does, or count its calls; so may a
     hook. Those of this package do nothing in a functional call.
 
     Example:
-        >>> is_static(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout()))
+        >>> is_static(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout()).modules())
         True
         >>> class Net(torch.nn.Module): ...
-        >>> is_static(Net())
+        >>> is_static(Net().modules())
         False
     """
-    return all(_is_known(m) for m in model.modules())
+    return all(map(_is_known, modules))
 
 
 def _is_known(module: nn.Module) -> bool:
+    if not type(module).__module__.startswith("torch.nn.") or "forward" in vars(module):
+        return False
+    if not module._forward_hooks and not module._forward_pre_hooks:
+        return True
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    own = type(module).__module__.startswith("torch.nn.") and "forward" not in vars(module)
-    return own and all(type(hook).__module__.startswith("ritz.") for hook in hooks)
+    return all(type(hook).__module__.startswith("ritz.") for hook in hooks)

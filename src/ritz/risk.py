@@ -157,11 +157,11 @@ class Risk:
         if self.plan.replay is False or self.dropout:  # masks belong to the batch
             return False
         known = self._caller.plain and not isinstance(self._loss, CallableLoss)
-        return self.plan.replay or (self.device.type == "cuda" and known and is_static(self.model))
+        return self.plan.replay or (self.device.type == "cuda" and known and is_static(self.model.modules()))
 
     def place(self) -> Hashable:
         """Where weights and buffers lie and which modules are in training mode: what a recording depends on."""
-        return self.names, place_of(self.state().values()), modes_of(self.model)
+        return self.names, place_of(self.state().values()), modes_of(self.model.modules())
 
     def convention(self) -> str:
         """Which data, which mode: for the convention of every number."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
+from ritz.errors import NumericalWarning
 from ritz.optim import Gadam, GadamX, IterateAverage, averaging_decay
+from ritz.optim.skipping import finite
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(12, 2, generator=torch.Generator().manual_seed(1))
@@ -334,6 +336,95 @@ def test_gadam_is_adamw_with_an_average_beside_it():
         train(other, plain, 1)
         average.step()
     assert torch.equal(flat(average.model), flat(optimizer.average.model))
+
+
+# --------------------------------------------------------------------------------- gradients that are not finite
+
+
+def spoil(model: nn.Module, value: float = math.nan) -> None:
+    """One entry of the gradient is not a number."""
+    next(iter(model.parameters())).grad[0, 0] = value
+
+
+@pytest.mark.parametrize("kind", [Gadam, GadamX])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_leaves_no_trace_but_a_count_and_a_warning(kind, value):
+    """The run goes on as if the step had never been asked for: weights, moments, their count, and the average."""
+    model, other = network(), network()
+    optimizer, untroubled = (kind(m.parameters(), lr=0.05, start=2, every=2, model=m) for m in (model, other))
+    train(model, optimizer, 3)
+    train(other, untroubled, 3)
+    for count in (1, 2):
+        spoil(model, value)
+        with pytest.warns(NumericalWarning, match=rf"is not finite: the step is skipped \({count} so far\)"):
+            optimizer.step()
+        assert optimizer.skipped == count
+    assert torch.equal(train(model, optimizer, 4)[-1], train(other, untroubled, 4)[-1])
+    assert optimizer.average.num_averaged == untroubled.average.num_averaged == 2
+    assert torch.equal(flat(optimizer.average.model), flat(untroubled.average.model))
+    assert untroubled.skipped == 0
+
+
+@pytest.mark.parametrize("kind", [Gadam, GadamX])
+def test_the_count_of_skipped_steps_goes_along_with_a_state_dict_and_a_copy(kind):
+    model = network()
+    optimizer = kind(model.parameters(), lr=0.05, start=0)
+    train(model, optimizer, 1)
+    spoil(model)
+    with pytest.warns(NumericalWarning, match="skipped"):
+        optimizer.step()
+    again = kind(model.parameters(), lr=0.05, start=0)
+    again.load_state_dict(optimizer.state_dict())
+    twin = copy.deepcopy((model, optimizer))[1]
+    assert again.skipped == twin.skipped == optimizer.skipped == 1
+    again.load_state_dict(AdamW(model.parameters()).state_dict())
+    assert again.skipped == 0
+
+
+@pytest.mark.parametrize("kind", [Gadam, GadamX])
+def test_a_closure_that_gives_a_gradient_that_is_not_finite_is_skipped(kind):
+    model = network()
+    optimizer = kind(model.parameters(), lr=0.05, start=0)
+    before = flat(model)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y) * math.inf
+        loss.backward()
+        return loss
+
+    with pytest.warns(NumericalWarning, match="skipped"):
+        assert math.isinf(float(optimizer.step(closure).detach()))
+    assert torch.equal(flat(model), before)
+    assert optimizer.average.num_averaged == 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_grad_scaler_holds_back_is_not_counted_again(fused):
+    """A fused AdamW is called all the same, and told of it; the average must not count that call."""
+    model = network()
+    optimizer = Gadam(model.parameters(), lr=0.05, start=0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, math.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(model(X), Y) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert optimizer.skipped == 0
+    assert optimizer.average.num_averaged == 2
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    assert bool(flat(model).isfinite().all())
+
+
+def test_whether_tensors_are_finite_is_told_in_every_precision():
+    wide, narrow = torch.tensor([1e300]), torch.tensor([6e4], dtype=torch.float16)
+    assert finite([wide, narrow, torch.empty(0), torch.tensor([1 + 2j])])
+    assert finite([])
+    assert not finite([wide, torch.tensor([math.inf], dtype=torch.bfloat16)])
+    assert not finite([torch.tensor([complex(0.0, math.nan)])])
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([math.nan]), (3,), check_invariants=True)
+    assert not finite([wide, sparse])
 
 
 # ---------------------------------------------------------------------------------------------------- bad input

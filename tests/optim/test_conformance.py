@@ -13,7 +13,6 @@ from ritz.optim import KFAC, Gadam, GadamX, LanczosOpt
 from ritz.testing import CHECKS, check_optimizer
 
 ALONG = {"nonfinite": "torch's optimisers step along a gradient that is not finite"}
-AS_ADAM = {"nonfinite": "it steps where torch's Adam does; its average refuses weights that are not finite"}
 DRAWN = {"accumulation": "labels are drawn for each pass: other ones for halves than for the whole"}
 SCALED = {
     "accumulation": "its factors are made of the user's gradients: loss_scale says how those are scaled",
@@ -57,8 +56,9 @@ OPTIMISERS = {
     "kfac, ekfac": (kfac(ekfac=True, stagger=True, decoupled=True), {}),
     "kfac, qr": (kfac(refresh="qr"), {}),
     "ekfac, qr": (kfac(ekfac=True, refresh="qr"), {}),
-    "gadam": (gadam(Gadam, lr=0.01), AS_ADAM),
-    "gadamx": (gadam(GadamX, lr=0.01), AS_ADAM),
+    "gadam": (gadam(Gadam, lr=0.01), {}),
+    "gadam, fused": (gadam(Gadam, lr=0.01, fused=True), {}),
+    "gadamx": (gadam(GadamX, lr=0.01), {}),
     "lanczos": (lanczos(), ONE_GROUP),
     "lanczos, ggn from the gradient": (lanczos(curvature="ggn", start="grad"), ONE_GROUP),
 }
@@ -91,7 +91,15 @@ class Right(Optimizer):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {"lr": 0.1})
+        self.skipped = 0
         self.prepare(model)
+
+    def state_dict(self):
+        return {**super().state_dict(), "skipped": self.skipped}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "skipped"})
+        self.skipped = state_dict["skipped"]
 
     def prepare(self, model: nn.Module) -> None:
         """For subclasses that look at the model."""
@@ -113,6 +121,7 @@ class Right(Optimizer):
     def usable(self, grads: list[Tensor]) -> bool:
         finite = all(bool(g.isfinite().all()) for g in grads)
         if not finite:
+            self.skipped += 1
             warnings.warn("the gradient is not finite: the step is skipped", stacklevel=2)
         return finite
 
@@ -174,6 +183,31 @@ class Mute(Right):
         return all(bool(g.isfinite().all()) for g in grads)
 
 
+class Uncounted(Right):
+    def usable(self, grads):
+        before, finite = self.skipped, super().usable(grads)
+        self.skipped = before
+        return finite
+
+
+class CountsAnew(Right):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({**state_dict, "skipped": 0})
+
+
+class CountsForTheScaler(Right):
+    """Looks at gradients as they come, before a GradScaler does."""
+
+    def prepare(self, model):
+        own = weakref.ref(self)
+        for p in model.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(lambda p: own().look(p.grad))
+
+    def look(self, grad):
+        self.skipped += not bool(grad.isfinite().all())
+
+
 class OneRateForAll(Right):
     def rate(self, group):
         return self.param_groups[0]["lr"]
@@ -187,6 +221,7 @@ class LooksAtTheFirst(Right):
 class TakesNothing(Right):
     def __init__(self, model):
         Optimizer.__init__(self, [{"params": list(model.parameters())}], {"lr": 0.1})
+        self.skipped = 0
 
 
 class HoldsTheFirstRate(Right):
@@ -303,6 +338,8 @@ FAULTS = [
     (DecaysTheUnused, "unused", "a parameter without a gradient is trained: spare.weight has changed"),
     (Careless, "nonfinite", "a gradient with a NaN was stepped along: body.weight has changed"),
     (Mute, "nonfinite", "a gradient with a NaN is not told of, '': say that it is not finite"),
+    (Uncounted, "nonfinite", "a step that was skipped is not counted: the optimiser's `skipped` is 0, not 1"),
+    (CountsAnew, "nonfinite", "the count of skipped steps is 0 after load_state_dict, not 1"),
     (OneRateForAll, "groups", "a group with lr=0 is trained: head.bias has changed"),
     (LooksAtTheFirst, "empty_group", "raised IndexError: list index out of range"),
     (TakesNothing, "no_parameters", "a model without parameters is taken: TakesNothing would train nothing"),
@@ -311,6 +348,7 @@ FAULTS = [
     (ForgetsTheRate, "resume", "a resumed run is not the straight one: body.weight is off by"),
     (CountsPasses, "accumulation", "two halves of a batch are not the whole: body.weight is off by"),
     (TrustsTheScaler, "scaler", "a run with a GradScaler is not that without: body.weight is off by"),
+    (CountsForTheScaler, "scaler", "a step that a GradScaler holds back is counted in `skipped` too"),
     (HooksItself, "copy", "raised AttributeError: 'HooksItself' object has no attribute 'seen'"),
     (CountsEvaluations, "evaluation", "a run with evaluations between is not that without: body.weight is off by"),
     (HooksActivations, "inplace", "raised RuntimeError: .* view and is being modified inplace"),

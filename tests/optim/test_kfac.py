@@ -702,8 +702,8 @@ def test_where_the_classes_are_is_asked_for_if_it_is_not_clear():
     F.cross_entropy(model(draw(2, 6, 5)).flatten(0, 1), LABELS).backward()
     with pytest.raises(RuntimeError, match=r"where the classes are in outputs \(2, 6, 3\) is not known"):
         opt.step()
-    out = model(draw(2, 6, 5)).flatten(0, 1)
-    opt.observe(out, (None, LABELS))
+    out = model(draw(2, 6, 5))
+    opt.observe(out.transpose(1, 2), (None, LABELS.reshape(2, 6)))
     opt.step()
     assert opt.blocks[""].count == 1
     model.load_state_dict(seeded(lambda: nn.Linear(5, 3)).state_dict())
@@ -1004,3 +1004,87 @@ def test_every_combination_of_settings_runs():
         opt = KFAC(model, 0.05, 0.5, fisher=fisher, sharing=sharing, ekfac=ekfac, start=start, factor_every=1)
         losses = train(model, opt, 4, IMAGES)
         assert losses[-1] < losses[0], (fisher, sharing, ekfac, start)
+
+
+# ------------------------------------------------------------------------------------- models of other kinds
+
+
+class Places(nn.Module):
+    """Words and places, the places looked up once for all samples or once for each."""
+
+    def __init__(self, each: bool) -> None:
+        super().__init__()
+        self.words, self.places, self.out = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.Linear(4, 7)
+        self.each = each
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        place = torch.arange(tokens.shape[1])
+        return self.out(
+            torch.tanh(self.words(tokens) + self.places(place.expand(tokens.shape) if self.each else place))
+        )
+
+
+TOKENS, NEXT = (torch.randint(7, (32, 5), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+BY_TOKEN = ritz.losses.CrossEntropy(class_dim=-1)
+
+
+def places(each: bool) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Places(each)
+
+
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+@pytest.mark.parametrize("way", ["optimiser", "operator"])
+def test_a_layer_called_once_for_all_samples_has_the_factors_of_one_called_for_each_on_average(fisher, way):
+    def factor(each: bool, seed: int) -> Tensor:
+        model = places(each)
+        if way == "operator":
+            risk = ritz.Risk(model, BY_TOKEN, (TOKENS, NEXT), batch_size=20)
+            return KFACOperator(risk, fisher, seed=seed).factors()["places"][0][0]
+        opt = KFAC(model, 0.0, 1.0, fisher=fisher, loss=BY_TOKEN, seed=seed)
+        F.cross_entropy(model(TOKENS).flatten(0, 1), NEXT.flatten()).backward()
+        opt.step()
+        return opt.blocks["places"].averages["grad"].value[0]
+
+    found = torch.stack([factor(False, seed) for seed in range(30)])
+    truth = torch.stack([factor(True, seed) for seed in range(30 if fisher == "mc" else 2)])  # without signs exact
+    error = (found.var(0) / len(found) + truth.var(0) / len(truth)).sqrt()
+    assert float(((found.mean(0) - truth.mean(0)) / error).abs().max()) < 5
+
+
+def test_recomputed_activations_update_the_statistics_of_a_normalisation_no_more_often_than_without_kfac():
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm, self.out = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(checkpoint(lambda z: torch.relu(self.norm(self.layer(z))), x, use_reentrant=False))
+
+    plain, model = Recomputed(), Recomputed()
+    model.load_state_dict(plain.state_dict())
+    _opt = KFAC(model, 0.1, 0.1, fisher="type2")
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    for net in (plain, model):
+        F.cross_entropy(net(x), torch.arange(12) % 3).backward()
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_outputs_that_were_flattened_are_refused():
+    model = nn.Linear(5, 3)
+    opt = KFAC(model, 0.1, 0.1)
+    out = model(torch.ones(2, 6, 5))
+    with pytest.raises(ValueError, match="outputs of 12 samples were shown, but the model gave 2"):
+        opt.observe(out.flatten(0, 1), (None, torch.zeros(12, dtype=torch.long)))
+    opt.observe(out.transpose(1, 2), (None, torch.zeros(2, 6, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+def test_a_loss_that_leaves_a_class_out_asks_for_the_targets(fisher):
+    model, loss = nn.Linear(5, 3), nn.CrossEntropyLoss(ignore_index=0)
+    opt = KFAC(model, 0.1, 0.1, fisher=fisher, loss=loss)
+    loss(model(torch.ones(4, 5)), torch.arange(4) % 3).backward()
+    with pytest.raises(RuntimeError, match="which items are left out, those of class 0, is not known without targets"):
+        opt.step()

@@ -46,16 +46,29 @@ def curvature_noise(
 ) -> Estimate:
     """Tr X^2 / P for X = H_batch - H at this batch size, unbiased (seed 004, equation 15 and Algorithm 1, corrected).
 
-    Batches are disjoint, of samples drawn without replacement: another seed draws others. The standard error counts
-    both the batches and the probes. `parts` has what came free: "mean curvature" (Tr H / P), "second moment"
-    (Tr H^2 / P, the noise taken out) and "gradient noise" (trace of the covariance of batch gradients).
+    Batches are disjoint, of samples drawn without replacement: another seed draws others. `parts` has what came free:
+    "mean curvature" (Tr H / P), "second moment" (Tr H^2 / P, the noise taken out) and "gradient noise" (trace of the
+    covariance of batch gradients).
+
+    With two probes or more the standard error counts batches and probes. With num_probes=1 it is that of the batches
+    for this one probe: how the probe lies to the few directions that hold most of the noise is an error that no batch
+    can show, and it is left out. On a network for the digits (P = 2,410; 8 batches of 64; relative to the noise, over
+    120 seeds), and how often the interval of 95 % holds it:
+
+        num_probes           1      2      4      8
+        standard deviation   0.49   0.36   0.30   0.23
+        standard error       0.25   0.35   0.29   0.23    root mean square
+        interval covers      55 %   78 %   89 %   90 %
+
+    The standard error is right from two probes on (by a quarter too large where noise lies in all directions alike),
+    but a few probes do not know it well, and the interval takes it as it is: use 8 or more where that matters.
 
     Args:
         risk: Training data without augmentation.
         num_batches: n, at least 2.
         batch_size: Of the batches whose noise is asked for; the noise falls as 1 / batch_size.
         seed: Of the batches and of the probes.
-        num_probes: K.
+        num_probes: K; see above for one.
         curvature: "hessian" (the paper) or "ggn" (what KFAC approximates).
         target: X against the curvature of the distribution the data came from ("population"), or of the data themselves
             ("empirical", smaller by 1 - batch_size / N).

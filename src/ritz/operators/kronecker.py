@@ -4,9 +4,10 @@ Every block is known by its eigenvectors, Q_G (x) Q_A, and its eigenvalues, so t
 product: f(C) M = Q_G [f(eigenvalues) * (Q_G' M Q_A)] Q_A'. Damping is one of those functions, and is exact.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Risk
-from ..space import ParamSpace
+from ..space import ParamSpace, random_uniform
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
@@ -156,6 +157,9 @@ class KFACOperator(Operator):
             with the same seed draws them) or "empirical" (labels of the data).
         ekfac: Replace the eigenvalues d_G d_A' by the second moments of per-sample gradients in the same basis, the
             diagonal of the matrix there (George et al. 2018): the best in Frobenius norm for those eigenvectors.
+            Where a factor has repeated eigenvalues (with "reduce", fewer samples than rows) any basis of their space is
+            an eigenbasis, and what EKFAC gives there depends on the choice; the rest and the trace do not. For
+            "empirical" the items of one sample, its tokens say, count as one.
         sharing: "expand" or "reduce", for weights that act at several positions.
         num_samples, seed: Of the labels, for "mc".
         max_factor: A factor with more rows than this is diagonal.
@@ -266,12 +270,23 @@ class KFACOperator(Operator):
     def _cotangents(self, out: Tensor, batch: Batch) -> Iterable[Tensor]:
         """Stacks (r, *out.shape) whose outer products add up to the middle matrix."""
         loss: Any = self.risk.output_loss
-        if self.fisher == "type2":
-            return loss.roots(out, batch.data, self.risk.plan.chunk)  # type: ignore[no-any-return]
         if self.fisher == "mc":
             draws = self._draws(out, batch)
             return [draws / math.sqrt(len(draws))]
-        return [item_cotangents(loss, out, batch.data)[None]]
+        if self.fisher == "type2":
+            return self._signed(loss.roots(out, batch.data, self.risk.plan.chunk), batch)
+        return self._signed([item_cotangents(loss, out, batch.data)[None]], batch)
+
+    def _signed(self, stacks: Iterable[Tensor], batch: Batch) -> Iterator[Tensor]:
+        """Random signs part the samples where a layer is called once for all of them; elsewhere they cancel."""
+        number = itertools.count()
+        for stack in stacks:
+            count = stack.shape[1]
+            start = batch.start * (count // batch.size)
+            keys = [("kronecker", self.seed, next(number)) for _ in stack]
+            uniform = torch.stack([random_uniform(count, key, self.device, start) for key in keys])
+            signs = torch.where(uniform < 0.5, -1.0, 1.0).to(stack)
+            yield stack * signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
 
     # ------------------------------------------------------------------------------------------- what it gives
 

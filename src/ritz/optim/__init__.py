@@ -15,6 +15,7 @@ from .diagnostics import (
 )
 from .kfac import KFAC
 from .lanczos_opt import LanczosOpt
+from .log import TrainingLog
 from .penalty import TracePenalty
 from .rules import BulkEdge, Constant, DampingRule, LedoitWolf, LevenbergMarquardt, NoiseVariance, Seen
 from .schedules import PiecewiseLinear, averaging_decay, linear_decay, ramp_decay
@@ -38,6 +39,7 @@ __all__ = [
     "Seen",
     "Stream",
     "TracePenalty",
+    "TrainingLog",
     "adam_inverse_root",
     "averaging_decay",
     "bulk_share",

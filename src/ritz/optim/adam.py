@@ -8,7 +8,9 @@
 
 (Granziol, Wan and Roberts 2020, arXiv:2003.01247; Padam: Chen et al. 2018, arXiv:1806.06763.) Both average their
 iterates: `optimizer.average`. `eps` is a damping in the units of a gradient, read from the parameter group at each
-step; with a constant one Gadam's iterates are those of torch's AdamW, bit for bit.
+step; with a constant one Gadam's iterates are those of torch's AdamW, bit for bit, as long as gradients are finite. A
+step with one that is not leaves weights, moments and average as they are, is counted in `skipped` and told of; torch
+takes it, and has no finite weight from there on.
 """
 
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
 from .averaging import IterateAverage
+from .skipping import finite, tell_skipped
 
 
 class Gadam(AdamW):
@@ -38,6 +41,10 @@ class Gadam(AdamW):
         model: The model that holds the parameters, for `average.model` and `average.refresh`.
         **keywords: betas, eps, amsgrad, foreach and whatever else AdamW takes.
 
+    Attributes:
+        average: The `IterateAverage`.
+        skipped: Steps not taken because the gradient was not finite; those that a GradScaler held back are its own.
+
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = ritz.optim.Gadam(model.parameters(), lr=0.1, start=2, model=model)
@@ -52,6 +59,7 @@ class Gadam(AdamW):
     """
 
     average: IterateAverage
+    skipped: int = 0
 
     def __init__(
         self,
@@ -66,29 +74,53 @@ class Gadam(AdamW):
     ) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, **keywords)
         self.average = IterateAverage(self, start, every, model=model)
-        self.register_step_post_hook(_count)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step, and the average takes note; `closure` evaluates the loss again, as for any optimiser of torch.
+
+        Warns:
+            NumericalWarning: If the gradient is not finite; nothing is done then, and `skipped` counts it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._usable():
+            self._update()
+            self.average.step()
+        return loss
+
+    def _usable(self) -> bool:
+        """Whether the gradients are finite."""
+        if finite(p.grad for group in self.param_groups for p in group["params"] if p.grad is not None):
+            return True
+        if getattr(self, "found_inf", None) is None:  # else a GradScaler has found it before, for a fused step
+            self.skipped += 1
+            tell_skipped(self.skipped, stacklevel=5)
+        return False
+
+    def _update(self) -> None:
+        """AdamW's own step."""
+        step = AdamW.step
+        while getattr(step, "hooked", False):  # torch wraps it in the hooks of the optimiser, as it does ours
+            step = step.__wrapped__  # type: ignore[attr-defined]
+        step(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and settings as torch has them, and the average beside."""
-        return {**super().state_dict(), "average": self.average.state_dict()}
+        """Moments and settings as torch has them, the average and the count of steps skipped beside."""
+        return {**super().state_dict(), "average": self.average.state_dict(), "skipped": self.skipped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where another run stood; a state of torch's AdamW has no average and starts one anew."""
-        moments = {key: value for key, value in state_dict.items() if key != "average"}
-        super().load_state_dict(moments)
+        own = ("average", "skipped")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key not in own})
+        self.skipped = state_dict.get("skipped", 0)
         if "average" in state_dict:
             self.average.load_state_dict(state_dict["average"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch keeps moments and groups alone in a copy; a copy here has an average of its own too."""
-        return {**super().__getstate__(), "average": self.__dict__.get("average")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """As torch, and the count of steps goes on."""
-        counted = bool(getattr(self, "_optimizer_step_post_hooks", None))
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if not counted:
-            self.register_step_post_hook(_count)
+        """torch keeps moments and groups alone in a copy; a copy here has an average and a count of its own too."""
+        return {**super().__getstate__(), "average": self.__dict__.get("average"), "skipped": self.skipped}
 
 
 class GadamX(Gadam):
@@ -139,17 +171,11 @@ class GadamX(Gadam):
         self.defaults["p"] = p
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure` evaluates the loss again, as for any optimiser of torch."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     _partial_step(weight, weight.grad, self._moments(weight, group["amsgrad"]), group)
-        return loss
 
     def _moments(self, weight: Tensor, amsgrad: bool) -> dict[str, Tensor]:
         """The state of one parameter, under the names that torch's Adam has for it."""
@@ -183,8 +209,3 @@ def _partial_step(weight: Tensor, grad: Tensor, state: dict[str, Tensor], group:
 def _real(x: Tensor) -> Tensor:
     """A complex tensor as its real and imaginary parts, as torch's Adam has it."""
     return torch.view_as_real(x) if x.is_complex() else x
-
-
-def _count(optimizer: Any, args: Any, keywords: Any) -> None:
-    """After each step: the average takes note."""
-    optimizer.average.step()

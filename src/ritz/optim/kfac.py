@@ -19,6 +19,7 @@ from ..space import select
 from .factors import Refresh, RunningBlock, Start
 from .groups import damping_of, decayed, grouped, rate_of, renamed
 from .passes import Watcher
+from .skipping import finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse"]
 _LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError}
@@ -41,6 +42,7 @@ class KFAC(torch.optim.Optimizer):
     as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and others) are
     told apart and leave them as they are; for other backward passes on a refresh step there is `pause`. Outputs that
     are not a tensor, and losses that weight or ignore items, are shown by `observe(outputs, batch)` before `backward`.
+    Activation checkpointing must be the kind with use_reentrant=False.
 
     Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, weight
     and bias in one block; parameters of normalisations and of all other modules the diagonal of the Fisher matrix. A
@@ -63,7 +65,9 @@ class KFAC(torch.optim.Optimizer):
         sharing: "expand" or "reduce", for weights that act at several positions (tokens; pixels of a convolution).
         ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018).
         refresh: "eigh", or "qr": one step of orthogonal iteration from the last eigenvectors, several times cheaper.
-        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never.
+        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never. Early in training the
+            curvature may grow faster than its averages follow: if the loss diverges within some tens of steps, 1e-3
+            keeps those steps short at the same intervals.
         weight_decay: Added to the gradient (w * weight_decay), or `decoupled`, w <- w (1 - lr weight_decay).
         groups: Parameters with settings of their own, {"params": glob or globs of names, "weight_decay": 0, ...}. A
             block takes its damping from the group of its first parameter, the weight.
@@ -206,7 +210,7 @@ class KFAC(torch.optim.Optimizer):
                 "backward(); passes that are not for training belong under torch.no_grad() or opt.pause()"
             )
         stats, weight = self._watcher.take()
-        if stats and not _finite(list(stats.values())):
+        if stats and not finite(stats.values()):
             warnings.warn(
                 f"the statistics of step {self.steps} are not finite and were left out of the factors",
                 NumericalWarning,
@@ -261,15 +265,10 @@ class KFAC(torch.optim.Optimizer):
             raise RuntimeError("KFAC does not take sparse gradients; make the embedding with sparse=False")
         if not grads:
             return False
-        if _finite(grads):
+        if finite(grads):
             return True
         self.skipped += 1
-        warnings.warn(
-            f"the gradient of step {self.steps} is not finite: the step is skipped ({self.skipped} so far); lower the "
-            "learning rate or raise the damping",
-            NumericalWarning,
-            stacklevel=4,
-        )
+        tell_skipped(self.skipped, step=self.steps, stacklevel=5)
         return False
 
     def _update(self) -> None:
@@ -437,9 +436,3 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _finite(tensors: list[Tensor]) -> bool:
-    """Whether all of them are, by one look from the host."""
-    largest = [x.float() for x in torch._foreach_norm(tensors, torch.inf)]
-    return bool(torch.stack(largest).isfinite().all())

@@ -40,9 +40,10 @@ def unseen() -> Iterator[None]:
 class Pass:
     """One forward pass: the calls of its layers, and what the model gave."""
 
-    def __init__(self, recorder: Recorder, out: Tensor | None, obstacle: str = "") -> None:
-        self.recorder, self.out = recorder, out
+    def __init__(self, recorder: Recorder, out: Any, obstacle: str = "") -> None:
+        self.recorder, self.out = recorder, None if obstacle else out
         self.obstacle = obstacle  # why its outputs and targets must be shown
+        self.size = len(out) if isinstance(out, Tensor) and out.ndim else None  # samples, where the outputs tell
 
     def take(self) -> Recorder | None:
         """The recorded calls, once."""
@@ -147,7 +148,7 @@ class Watcher:
             return None
         obstacle = _obstacle(self.loss, self.fisher, output)
         if obstacle is not None:
-            self.waiting = Pass(recorder, None, obstacle)
+            self.waiting = Pass(recorder, output, obstacle)
             return None
         seen = Pass(recorder, output)
         self._latest = weakref.ref(seen)
@@ -177,6 +178,11 @@ class Watcher:
     def observe(self, outputs: Tensor, batch: Any) -> None:
         """The statistics of the last pass, from the outputs and batch that are given."""
         seen = self.waiting or self._latest()
+        if seen is not None and seen.size not in (None, len(outputs)):
+            raise ValueError(
+                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.size}: show them with samples "
+                "first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
+            )
         self.waiting = None
         recorder = None if seen is None else seen.take()
         if recorder is not None:
@@ -212,13 +218,15 @@ class Watcher:
         def captured() -> Iterator[list[Capture]]:
             for stack in stacks:
                 stack = stack.to(out)
-                if free and self.fisher != "mc":  # squares of sums over samples: random signs part the samples
+                if self.fisher != "mc":
+                    # Random signs part the samples where a gradient is a sum over them: in parameters without a layer
+                    # rule, and in layers called once for all samples, as an embedding of positions is.
                     stack = stack * self._signs(stack)
                 yield recorder.captures(out, stack)
                 for cotangent in stack if free else ():
                     add_up(found, _squares(out, free, cotangent))
 
-        with torch.no_grad(), full_precision(), tensor_cores(self.tf32):
+        with torch.no_grad(), full_precision(), tensor_cores(self.tf32), _kept_buffers(self.model):
             add_up(found, collect(self.collector, captured(), len(out), self.bases))
             add_up(self._stats, found)
         self._weight = self._weight + weight
@@ -244,6 +252,17 @@ class Watcher:
         uniform = self._uniforms(stack.device)(stack.shape[0] * stack.shape[1], "sign")
         signs = torch.where(uniform < 0.5, -1.0, 1.0).to(stack)
         return signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
+
+
+@contextlib.contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """What checkpointing recomputes in our passes would update the statistics of batch normalisations again."""
+    held = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in held:
+            buffer.data.copy_(value)  # of the data: the graph may hold this version of the buffer
 
 
 def _squares(out: Tensor, params: Mapping[str, Tensor], cotangent: Tensor) -> Statistics:
@@ -285,6 +304,8 @@ def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:
             f"where the classes are in outputs {tuple(output.shape)} is not known without targets; say "
             "loss=ritz.losses.CrossEntropy(class_dim=...), or"
         )
+    if isinstance(loss, CrossEntropy) and loss.ignore_index >= 0:
+        return f"which items are left out, those of class {loss.ignore_index}, is not known without targets"
     if fisher != "empirical" and _blank(loss, output) is None:
         return f"the curvature of {type(loss).__name__}, as it was given, depends on the targets"
     return None
@@ -295,8 +316,7 @@ def _blank(loss: Loss, out: Tensor) -> tuple[Loss, Any] | None:
     target: Tensor
     if isinstance(loss, CrossEntropy) and loss.class_weight is None:
         dim = _class_dim(loss, out)
-        label = 1 if loss.ignore_index == 0 else 0
-        target = torch.full((*out.shape[:dim], *out.shape[dim + 1 :]), label, device=out.device)
+        target = torch.zeros(*out.shape[:dim], *out.shape[dim + 1 :], dtype=torch.long, device=out.device)
         return dataclasses.replace(loss, class_dim=dim, target=default_target), (None, target)
     if isinstance(loss, SquaredError) or (isinstance(loss, BinaryCrossEntropy) and loss.pos_weight is None):
         return dataclasses.replace(loss, target=default_target), (None, torch.zeros_like(out))

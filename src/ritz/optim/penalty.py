@@ -199,8 +199,9 @@ class TracePenalty:
             pulled = torch.autograd.grad(
                 out, leaves, root.to(out.dtype), retain_graph=True, create_graph=keep, allow_unused=True
             )
-            parts = [_wide(g).square().sum() for g in pulled if g is not None]
-            total = torch.stack([part.to(parts[0]) for part in parts]).sum()
+            total: Tensor = _SquaredNorm.apply(  # type: ignore[no-untyped-call]
+                *(_wide(g) for g in pulled if g is not None)
+            )
         return total / _as(total, self._num_items(out if labels is None else labels))
 
     def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], x: Any, y: Tensor, origins: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ class TracePenalty:
         """Whether the penalty is recorded; without a gradient to give out it is not worth it."""
         if self.replay is False or not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
             return False
-        if self.replay is None and (device.type != "cuda" or self.forward is not None or not is_static(run.model)):
+        if self.replay is None and (device.type != "cuda" or self.forward is not None or not is_static(run.modules)):
             return False
         return only_tensors(data)
 
@@ -236,12 +237,13 @@ class TracePenalty:
                 leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
                 mean = self._mean(run, leaves, with_tensors(data, tensors), origins)
                 grads = torch.autograd.grad(mean, tuple(leaves.values()), materialize_grads=True)
-            return mean.detach(), torch.cat([g.flatten() for g in grads])
+            return mean.detach(), *grads
 
-        state = (*params.values(), *run.model.buffers())
-        key = (self.form, self.loss, self.class_dim, tuple(params), place_of(state), modes_of(run.model))
-        mean, gradient = self._recordings.run(key, recorded, [origins, *tensors_of(data)])
-        known: Tensor = _Known.apply(mean, gradient, *params.values())  # type: ignore[no-untyped-call]
+        buffers = (b for m in run.modules for b in m._buffers.values() if b is not None)
+        place = place_of((*params.values(), *buffers))
+        key = (self.form, self.loss, self.class_dim, tuple(params), place, modes_of(run.modules))
+        mean, *grads = self._recordings.run(key, recorded, [origins, *tensors_of(data)])
+        known: Tensor = _Known.apply(mean, grads, *params.values())  # type: ignore[no-untyped-call]
         return known
 
     # ------------------------------------------------------------------------------------------- draws and checks
@@ -312,6 +314,7 @@ class _Run:
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
         self.model, self.whole = model, Whole(model, forward)
+        self.modules = list(model.modules())
 
     def __call__(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
@@ -328,19 +331,37 @@ class _Run:
 
 
 class _Known(torch.autograd.Function):
-    """A value whose gradient in the parameters is known already, flat."""
+    """A value whose gradients in the parameters are known already."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, gradient: Tensor, *params: Tensor) -> Tensor:
-        ctx.gradient, ctx.space = gradient, ParamSpace.of({str(n): p for n, p in enumerate(params)})
-        ctx.dtypes = [p.dtype for p in params]
+    def forward(ctx: Any, value: Tensor, grads: list[Tensor], *params: Tensor) -> Tensor:
+        ctx.grads = grads
         return value.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.space.split(grad * ctx.gradient).values()
-        return None, None, *(part.to(dtype) for part, dtype in zip(parts, ctx.dtypes, strict=True))
+        return None, None, *torch._foreach_mul(ctx.grads, grad.to(ctx.grads[0].dtype))
+
+
+class _SquaredNorm(torch.autograd.Function):
+    """The sum of squares of several tensors, by a kernel for all in the place of some for each."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        if tensors[0].device.type == "cpu":  # where a norm in float32 loses digits
+            squares = [x.square().sum() for x in tensors]
+        else:
+            squares = [norm.square() for norm in torch._foreach_norm(tensors)]
+        return torch.stack([square.to(squares[0]) for square in squares]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return tuple(2 * grad.to(x) * x for x in tensors)
+        return tuple(torch._foreach_mul(tensors, 2 * grad))
 
 
 def _read(model: nn.Module, x: Any) -> Any:

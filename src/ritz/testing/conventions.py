@@ -99,7 +99,10 @@ def _unused(trial: Trial) -> None:
 
 
 def _nonfinite(trial: Trial) -> None:
-    """A gradient with a NaN changes no weight: the step is skipped with a warning, or refused."""
+    """A gradient with a NaN changes no weight: the step is skipped, counted and told of, or refused.
+
+    It is counted in the attribute `skipped`, which `state_dict` carries along.
+    """
     model, optimizer = trial.start()
     before = weights(trial.train(model, optimizer))
     trial.backward(model, optimizer)
@@ -119,9 +122,20 @@ def _nonfinite(trial: Trial) -> None:
     require(raised or trial.nonfinite == "skip", "a gradient with a NaN does not raise")
     clear = any(word in said.lower() for word in ("finite", "nan"))
     require(clear, f"a gradient with a NaN is not told of, {said!r}: say that it is not finite")
+    if trial.nonfinite == "skip":
+        _counted(trial, optimizer)
     trial.train(model, optimizer)
     require(bool(moves(model, before).isfinite().all()), "after a gradient with a NaN good steps are not finite")
     require(bool(moves(model, before).any()), "after a gradient with a NaN nothing moves any more")
+
+
+def _counted(trial: Trial, optimizer: Optimizer) -> None:
+    """One step was skipped, and a state_dict says so."""
+    count = getattr(optimizer, "skipped", None)
+    require(count == 1, f"a step that was skipped is not counted: the optimiser's `skipped` is {count}, not 1")
+    other: Any = trial.start()[1]
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    require(other.skipped == 1, f"the count of skipped steps is {other.skipped} after load_state_dict, not 1")
 
 
 # ------------------------------------------------------------------------------------------ groups, rates, state
@@ -244,6 +258,7 @@ def _scaler(trial: Trial) -> None:
     scaler.update()
     trial.unchanged(model, before, "an infinite gradient under a GradScaler")
     require(scaler.get_scale() == 512.0, f"an infinite gradient leaves the scale at {scaler.get_scale()}, not halved")
+    require(not getattr(optimizer, "skipped", 0), "a step that a GradScaler holds back is counted in `skipped` too")
 
 
 def _copy(trial: Trial) -> None:

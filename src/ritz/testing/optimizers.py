@@ -50,8 +50,8 @@ def check_optimizer(
     Args:
         make: From a model to an optimiser of its parameters; called anew for every run, it must give equal ones.
         skip: Checks that are not for this optimiser, each with the reason, which goes into the report.
-        nonfinite: What is to be done about a gradient with a NaN: "skip" the step with a warning, or "raise". In both
-            cases no weight may change. (The optimisers of torch do neither.)
+        nonfinite: What is to be done about a gradient with a NaN: "skip" the step, count it in an attribute `skipped`
+            and warn, or "raise". In both cases no weight may change. (The optimisers of torch do neither.)
         rtol: Largest relative error where round-off may differ; the rest is compared to the bit.
 
     Returns:

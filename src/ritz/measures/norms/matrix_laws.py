@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...rmt import MarchenkoPastur, tracy_widom_quantile
+
 MIN_TAIL = 10  # eigenvalues above the least threshold that is tried
-_TRACY_WIDOM = 2.0234  # 99 % quantile of the law of Tracy and Widom for real matrices
-_ANGLES = 20_000  # points of the quadrature of the law of Marchenko and Pastur
 
 
 # ------------------------------------------------------------------------------------------------ the tail
@@ -122,21 +122,11 @@ def fit_bulk(eigenvalues: Tensor, shape: tuple[int, int]) -> Bulk:
     num_spikes = 0
     while True:
         rows, columns = large - num_spikes, small - num_spikes
-        ends, sides = math.sqrt(rows) + math.sqrt(columns), 1 / math.sqrt(rows) + 1 / math.sqrt(columns)
-        variance = float(x[:columns].quantile(0.5)) / (_median(columns / rows) * rows)
-        threshold = variance * (ends**2 + _TRACY_WIDOM * ends * sides ** (1 / 3))
+        law = MarchenkoPastur(columns / rows)  # of W'W / rows, for entries of variance 1
+        variance = float(x[:columns].quantile(0.5)) / (rows * float(law.quantile(0.5)))
+        edge, scale = (variance * rows * size for size in (law.edges[1], law.edge_scale(columns)))
+        threshold = edge + tracy_widom_quantile(0.99) * scale
         above = min(int((x > threshold).sum()), small - 1)
         if above <= num_spikes:
-            return Bulk(variance, variance * ends**2, threshold, num_spikes)
+            return Bulk(variance, edge, threshold, num_spikes)
         num_spikes = above
-
-
-def _median(ratio: float) -> float:
-    """Of the law of Marchenko and Pastur, for variance 1 and columns / rows = ratio <= 1.
-
-    With x = 1 + r - 2 sqrt(r) cos t its density is (2 / pi) sin(t)^2 / x dt.
-    """
-    t = (torch.arange(_ANGLES, dtype=torch.float64) + 0.5) * (math.pi / _ANGLES)
-    x = 1 + ratio - 2 * math.sqrt(ratio) * t.cos()
-    mass = (2 / math.pi) * t.sin().square() / x * (math.pi / _ANGLES)
-    return float(x[int(torch.searchsorted(mass.cumsum(0), 0.5))])
