@@ -380,7 +380,7 @@ rounds of one run; a ratio is to SGD in the same round, and its median over roun
 largest. The loop is the plain one: eager, contiguous layout, cuDNN's own choice of algorithms.
 
 {precisions}
-KFAC's products follow the same switches as the network's.
+KFAC's products with eigenvectors and its factors are in TF32 in both; its eigenvectors are not.
 
 Written by `python benchmarks/kfac.py --page benchmarks/results docs` from `benchmarks/results/kfac.json`: {machine},
 torch {torch}, commit {commit}.
@@ -426,23 +426,28 @@ GiB on the device, after three steps and at their height, each case alone; image
 SAYS = """
 ## What it says
 
-In torch's default precision every bar is missed. With TF32 in matrix products KFAC with full eigendecompositions meets
-its own, in the median and not in both rounds; the others are missed there too. Where the time goes:
+The cells in bold apart, every bar is met in both precisions. A network of this size waits for the host, which
+starts its kernels one by one: SGD takes 5.0 ms, the device being busy for 3.4 of them. So the remedy is the same
+everywhere, to record what is done at each step as a CUDA graph and replay it (`ritz.replay`):
 
-- **Penalties.** A quarter of the batch costs nearly what the whole does, 24.3 and 24.2 ms in the GGN form with a pass
-  of its own, 61 and 63 ms in the Hessian form: sub-sampling gains little at this size. So it is not the images that
-  take most of the time, and likely the many small operations that the host starts; how busy the device is was not
-  measured. The unit is only 5.2 ms.
-- **AutoDamping costs about as much as the steps of SGD between two refreshes**, by the GGN as by the Hessian, streaming
-  or not: each of its 8 batches is cut in halves, which makes 16 products of 64 images. A profile of the host in another
-  run on an H200 (it slows the window to 0.72 s) has 0.42 s in these 16 products and 0.17 s in drawing the 8 probes.
-- **KFAC with full eigendecompositions** takes 26.8 ms a step in torch's default precision: 5.7 are SGD's own, 9.6
-  products with eigenvectors, 2.4 statistics (24 ms on one step in 10) and 9.0 eigenvectors (905 ms on one in 100).
-  Nearly all of the last are the decompositions alone: timed one by one in that other run they sum to 893 ms, the five
-  of width 4,609 taking 120 ms each. TF32 in matrix products takes 3.8 ms off the products with eigenvectors.
-- **With `refresh="qr"`** a renewal takes 325 ms in place of 905. Without any renewal a step would still be 3.1 to 3.2
-  times SGD's by default, and 2.3 to 2.4 with TF32 in products: the bar of 2.5 needs cheaper products with eigenvectors
-  too.
+- **Penalties.** Eager, a quarter of the batch costs 5.8 steps of SGD in the GGN form and 13 in the Hessian form.
+  Replayed, 1.8 and 3.6. Convolutions are differentiated by forms of their own (`ritz.convolutions`), since torch's
+  second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs` shares the graph of
+  the user's forward pass, which cannot be recorded, and misses its bar: where the host is the bottleneck the call with
+  a pass of its own is the faster one.
+- **AutoDamping.** 16 products of 64 images and 8 probes, 173 ms of what 100 steps of SGD take in 498; eager 461.
+- **KFAC with full eigendecompositions.** 16.9 ms a step, of which 9.0 are eigenvectors (the device is busy with
+  `eigh` for 825 ms of every hundredth step) and 1.7 statistics. The step itself, two products with eigenvectors on
+  either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of the device.
+- **With `refresh="qr"`** eigenvectors are 3.2 ms of an average step of 11.8.
+
+The device's own work is not hidden by a faster host, so the ratios rise with it. In the tf32 part of an earlier
+run (commit 30c6c76, before the last of these changes) SGD took 3.7 ms, near what the device needs for it, and KFAC came
+to 4.3 and 2.7 times that, the penalties on the whole batch to 3.4 and 7.0.
+
+All of it is for models made of torch.nn's modules alone, which are known to do the same at each call. Others run
+eagerly unless `TracePenalty(replay=True)` and `Plan(replay=True)` say that they may be recorded; KFAC's step needs no
+such word. A recording keeps the memory of its intermediate results, see below.
 """
 
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import platform
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,12 @@ def verdict(report: dict[str, Any]) -> str:
         mean, low, high = summary([b - a for a, b in zip(full[name], quick[name], strict=True)])
         found = "no difference" if low <= 0 <= high else ("worse" if mean > 0 else "better")
         words.append(f"{name.removesuffix(', %')}: {found}")
-    return "At the 95 % level qr is, against eigh, in " + "; ".join(words) + "."
+    text = (
+        f"At the 95 % level qr is, against eigh, in {'; '.join(words)}. Single runs wander far more than the two ways "
+        "differ: see the spread in the figure. A comparison with less noise, on a small network, is on [another "
+        "page](convergence.md)."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def grid_table(report: dict[str, Any]) -> str:
@@ -233,7 +239,7 @@ def figure(report: dict[str, Any]) -> "Figure":
         epochs = list(range(1, errors.shape[1] + 1))
         right.errorbar(epochs, errors.mean(0), errors.std(0), color=color, ls=style, lw=1.4, capsize=2)
     left.set(xlabel="step", ylabel="training loss", yscale="log")
-    right.set(xlabel="epoch", ylabel="test error, %: mean and spread of seeds")
+    right.set(xlabel="epoch", ylabel="test error, %: mean and spread", xticks=epochs)
     for ax in (left, right):
         ax.grid(alpha=0.3)
     left.legend(frameon=False)
@@ -245,6 +251,7 @@ def page(folder: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     figure(report).savefig(target / "refresh.png", dpi=100)
     parts = {"table": table(report), "verdict": verdict(report), "grid": grid_table(report)}
+    parts["seeds"] = len(report["runs"]["SGD"])
     (target / "refresh.md").write_text(PAGE.format(**{**report, **report["settings"], **parts}), encoding="utf8")
 
 
