@@ -572,9 +572,9 @@ class Broken:
     [
         ({"every": 0}, ValueError, "expected every >= 1"),
         ({"num_batches": 1}, ValueError, "num_batches >= 2"),
-        ({"num_probes": 0}, ValueError, "num_probes >= 1, got 100, 8, 0"),
+        ({"num_probes": 0}, ValueError, "num_probes >= 1, got 100, 4, 0"),
         ({"num_batches": 49}, ValueError, "49 [*] 2 samples asked of 48"),
-        ({"batch_size": 1000}, ValueError, "8 [*] 1000 samples asked of 48"),
+        ({"batch_size": 1000}, ValueError, "4 [*] 1000 samples asked of 48"),
         ({"combine": "max"}, ValueError, "combine must be 'add' or 'floor'"),
         ({"combine": "add", "rule": Constant()}, ValueError, "Constant has nothing to combine"),
         ({"curvature": "fisher"}, ValueError, "curvature must be 'hessian' or 'ggn'"),

@@ -12,7 +12,6 @@ import ritz
 from ritz.operators.algebra import DenseOperator
 from ritz.optim.diagnostics import (
     Preconditioned,
-    adam_inverse_root,
     bulk_share,
     direction_rates,
     rate_ratio,
@@ -20,6 +19,7 @@ from ritz.optim.diagnostics import (
     sgd_rate,
     stable_rate,
 )
+from ritz.optim.directions import adam_inverse_root
 
 VALUES = torch.tensor([0.0, 0.1, 0.5, 1.0, 4.0, 9.0])
 

@@ -14,8 +14,8 @@ import ritz
 from ritz.errors import NonFiniteError, NumericalWarning
 from ritz.loggers import Memory
 from ritz.optim import KFAC, AutoDamping, Gadam, GadamX, LanczosOpt, LevenbergMarquardt, NoiseVariance, TrainingLog
-from ritz.optim.diagnostics import adam_inverse_root, bulk_share, direction_rates, rate_ratio, stable_rate
-from ritz.optim.directions import directions, inverse_root
+from ritz.optim.diagnostics import bulk_share, direction_rates, rate_ratio, stable_rate
+from ritz.optim.directions import adam_inverse_root, directions, inverse_root
 
 SCALES = torch.tensor([0.5, 1.0, 2.0])
 X, Y = math.sqrt(3) * torch.diag(SCALES), torch.tensor([[1.0], [-2.0], [0.5]])

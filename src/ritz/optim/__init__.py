@@ -5,7 +5,6 @@ from .averaging import IterateAverage
 from .damping import AutoDamping
 from .diagnostics import (
     Preconditioned,
-    adam_inverse_root,
     bulk_share,
     direction_rates,
     rate_ratio,
@@ -13,6 +12,7 @@ from .diagnostics import (
     sgd_rate,
     stable_rate,
 )
+from .directions import adam_inverse_root
 from .kfac import KFAC
 from .lanczos_opt import LanczosOpt
 from .log import TrainingLog

@@ -51,8 +51,9 @@ class AutoDamping:
 
     Every `every` steps the rule is shown what it needs, at the weights as they are. `step()` draws fresh batches from
     the risk for it; with `step(batch)` single products of the training batches, spread over the steps before, serve
-    instead (see `ritz.optim.streaming`). Until the first refresh the damping stays as it is. Either way 8 products go
-    with 100 steps; on a small convolutional network and a CPU they cost as much as 24 steps of SGD, by the GGN 15.
+    instead (see `ritz.optim.streaming`). Until the first refresh the damping stays as it is. Either way 4 products go
+    with 100 steps; on a small convolutional network and a CPU they cost as much as 20 to 30 steps of SGD, by the GGN 12
+    to 14.
 
     Learning rates belong to the user and to schedulers: `compensate_lr` multiplies them by 1 + delta inside each
     `optimizer.step()` only, through hooks, or by `group["lr_scale"]` where the optimiser has such an entry.
@@ -104,7 +105,7 @@ class AutoDamping:
         *,
         combine: Combine | None = None,
         key: str | None = None,
-        num_batches: int = 8,
+        num_batches: int = 4,
         batch_size: int | None = None,
         num_probes: int | None = None,
         curvature: Curvature | None = None,
@@ -156,8 +157,8 @@ class AutoDamping:
           n - 1 (low by 7 / 8); the start value is added; learning rates times 1 + delta. The authors' scripts differ
           from the text in more than this, but in the training loop and in KFAC, not in the damping: their auto-damped
           runs train without dropout and with the empirical Fisher, those of flat damping with dropout and drawn labels.
-        * "recommended": the defaults. 8 batches drawn anew, so that the average over refreshes sees new examples, at a
-          tenth of the cost of the text's; a probe for each; added to the start value; learning rates as they are.
+        * "recommended": the defaults. 4 batches drawn anew, so that the average over refreshes sees new examples, at a
+          twentieth of the cost of the text's; a probe for each; added to the start value; learning rates as they are.
 
         Example:
             >>> import ritz

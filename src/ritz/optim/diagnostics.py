@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ..estimators.noise import Curvature
 from ..estimators.quantities import Spectrum
@@ -154,34 +153,6 @@ class Preconditioned(Derived):
 
     def convention(self) -> str:
         return f"preconditioned {self.base.convention()}"
-
-
-def adam_inverse_root(optimizer: Optimizer, risk: Risk) -> Tensor:
-    """The diagonal of B^-1/2 for Adam's B = sqrt(v / (1 - b2^t)) + eps, (dim,), in the order of the risk.
-
-    Example:
-        >>> import ritz
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> optimizer = torch.optim.Adam(model.parameters(), eps=1.0)
-        >>> model.weight.grad = torch.full((1, 1), 3.0)
-        >>> optimizer.step()
-        >>> adam_inverse_root(optimizer, ritz.Risk(model, torch.nn.MSELoss(), (torch.ones(1, 1), torch.ones(1, 1))))
-        tensor([0.5000])
-    """
-    held = {id(p): (group, optimizer.state.get(p, {})) for group in optimizer.param_groups for p in group["params"]}
-    own = dict(risk.model.named_parameters())
-    diagonals = {}
-    for name in risk.names:
-        group, state = held.get(id(own[name]), ({}, {}))
-        if "exp_avg_sq" not in state:
-            raise ValueError(
-                f"{type(optimizer).__name__} holds no squared gradients of {name}; take a step first, and give a risk "
-                "of the parameters that it trains"
-            )
-        square = state.get("max_exp_avg_sq", state["exp_avg_sq"])
-        correction = 1 - group["betas"][1] ** float(state["step"])
-        diagonals[name] = ((square / correction).sqrt() + group["eps"]).rsqrt()
-    return risk.space.join(diagonals)
 
 
 def stable_rate(

@@ -160,10 +160,37 @@ def inverse_root(optimizer: Optimizer, risk: Risk, rate: RateOf) -> Root | None:
     return Root(risk.space.join({name: rows[name] for name in risk.names}), largest)
 
 
+def adam_inverse_root(optimizer: Optimizer, risk: Risk) -> Tensor:
+    """The diagonal of B^-1/2 for Adam and its kin, (dim,), in the order of the risk: B = sqrt(v / (1 - b2^t)) + eps.
+
+    Example:
+        >>> import ritz
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> optimizer = torch.optim.Adam(model.parameters(), eps=1.0)
+        >>> model.weight.grad = torch.full((1, 1), 3.0)
+        >>> optimizer.step()
+        >>> adam_inverse_root(optimizer, ritz.Risk(model, torch.nn.MSELoss(), (torch.ones(1, 1), torch.ones(1, 1))))
+        tensor([0.5000])
+    """
+    damped = _adam_diagonals(optimizer)
+    own = dict(risk.model.named_parameters())
+    for name in risk.names:
+        if id(own[name]) not in damped:
+            raise ValueError(
+                f"{type(optimizer).__name__} holds no squared gradients of {name}; take a step first, and give a risk "
+                "of the parameters that it trains"
+            )
+    return risk.space.join({name: damped[id(own[name])].rsqrt() for name in risk.names})
+
+
 def _diagonals(optimizer: Optimizer) -> dict[int, Tensor]:
     """The diagonal of B by id of the parameter, where it has one."""
     if isinstance(optimizer, SGD):
         return {id(p): p.new_ones(p.shape) for group in optimizer.param_groups for p in group["params"]}
+    return _adam_diagonals(optimizer)
+
+
+def _adam_diagonals(optimizer: Optimizer) -> dict[int, Tensor]:
     return {id(p): _adams(state, group)[1] for p, group, state in _adam_states(optimizer)}
 
 

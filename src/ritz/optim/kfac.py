@@ -65,9 +65,9 @@ class KFAC(torch.optim.Optimizer):
         sharing: "expand" or "reduce", for weights that act at several positions (tokens; pixels of a convolution).
         ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018).
         refresh: "eigh", or "qr": one step of orthogonal iteration from the last eigenvectors, several times cheaper.
-        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never. Early in training the
-            curvature may grow faster than its averages follow: if the loss diverges within some tens of steps, 1e-3
-            keeps those steps short at the same intervals.
+        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never. 1e-3 is wise from a
+            random start: there the curvature may grow a thousandfold within twenty steps, faster than statistics at
+            these intervals follow, and steps divided by the old one blow the network up (docs/convergence.md).
         weight_decay: Added to the gradient (w * weight_decay), or `decoupled`, w <- w (1 - lr weight_decay).
         groups: Parameters with settings of their own, {"params": glob or globs of names, "weight_decay": 0, ...}. A
             block takes its damping from the group of its first parameter, the weight.
@@ -268,7 +268,8 @@ class KFAC(torch.optim.Optimizer):
         if finite(grads):
             return True
         self.skipped += 1
-        tell_skipped(self.skipped, step=self.steps, stacklevel=5)
+        remedy = "lower the learning rate, raise the damping, or give kl_clip=1e-3"
+        tell_skipped(self.skipped, step=self.steps, remedy=remedy, stacklevel=5)
         return False
 
     def _update(self) -> None:

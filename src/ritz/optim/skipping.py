@@ -34,10 +34,10 @@ def finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY, stacklevel: int = 4) -> None:
-    """Warn of a step that was not taken, the last of `skipped`.
+    """Warn of a step that was not taken, the last of `skipped`; of each at first, then ever more rarely.
 
     Warns:
-        NumericalWarning: Always.
+        NumericalWarning: At the first, second, fourth, eighth, ... of them: a run that is lost skips all its steps.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -46,6 +46,8 @@ def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY,
         >>> print(caught[0].message)
         the gradient of step 7 is not finite: the step is skipped (2 so far); lower the learning rate or raise the ...
     """
+    if skipped & (skipped - 1):
+        return
     which = "" if step is None else f" of step {step}"
     warnings.warn(
         f"the gradient{which} is not finite: the step is skipped ({skipped} so far); {remedy}",
