@@ -201,9 +201,9 @@ def grid_table(report: dict[str, Any]) -> str:
 PAGE = """# Training with cheap eigenvectors
 
 VGG-16 on Fashion-MNIST, images padded to 32 x 32, batches of {batch_size}, {epochs} epochs, `linear_decay` by steps,
-{seeds} seeds. KFAC has statistics every 10 steps and eigenvectors every 100, by full decompositions (`refresh="eigh"`) or by
-one step of orthogonal iteration from the last ones (`refresh="qr"`). Seeds share starts, batches and drawn labels.
-Means over seeds with 95 % intervals by Student's t; the last column is the mean of differences at equal seed.
+{seeds} seeds. KFAC has statistics every 10 steps and eigenvectors every 100, by full decompositions (`refresh="eigh"`)
+or by one step of orthogonal iteration from the last ones (`refresh="qr"`). Seeds share starts, batches and drawn
+labels. Means over seeds with 95 % intervals by Student's t; the last column is the mean of differences at equal seed.
 
 Written by `python benchmarks/refresh.py --page benchmarks/results docs` from `benchmarks/results/refresh.json`:
 {machine}, torch {torch}, commit {commit}.

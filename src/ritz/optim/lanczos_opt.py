@@ -26,7 +26,8 @@ class LanczosOpt(Optimizer):
     over the Ritz pairs (lambda_i, phi_i) of k Lanczos steps, fully re-orthogonalised (seed 004, equation 9). The first
     sum holds the sharp directions: eta > 1 holds back the movement along them and changes nothing else; with eta = 1
     and k the number of parameters this is a damped Newton step, alpha (H + delta I)^-1 g. (From a random start Lanczos
-    sees one copy of a repeated eigenvalue; from the gradient that one is all that matters.)
+    sees one copy of a repeated eigenvalue, and divides the gradient along the others by delta: softmax regression at
+    w = 0 has each of them classes - 1 times. From the gradient, start="grad", that one copy is all that matters.)
 
     The gradient is what `backward()` left on the parameters, the curvature that of the risk at the same weights. Off
     the convex case a negative lambda is taken by its size, |lambda|; the GGN has none.
