@@ -435,8 +435,8 @@ everywhere, to record what is done at each step as a CUDA graph and replay it (`
   second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs` shares the graph of
   the user's forward pass, which cannot be recorded, and misses its bar: where the host is the bottleneck the call with
   a pass of its own is the faster one.
-- **AutoDamping.** With 8 batches a refresh, 16 products of 64 images and 8 probes: 173 ms beside the 498 of 100 steps of
-  SGD; eager 461. The default is now 4 batches.
+- **AutoDamping.** With 8 batches a refresh, 16 products of 64 images and 8 probes: 173 ms beside the 498 of 100 steps
+  of SGD; eager 461. The default is now 4 batches.
 - **KFAC with full eigendecompositions.** 16.9 ms a step, of which 9.0 are eigenvectors (the device is busy with
   `eigh` for 825 ms of every hundredth step) and 1.7 statistics. The step itself, two products with eigenvectors on
   either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of the device.
