@@ -48,8 +48,9 @@ ALLOWED = {
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
     "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches modes risk "
     "operators krylov estimators rmt",
-    "papers": f"{RESULTS} tables space plan losses batches risk operators krylov estimators rmt measures landscape "
-    "optim",
+    "models": "errors batches",
+    "papers": f"{RESULTS} tables loggers models modes reducers space plan losses batches risk operators krylov "
+    "estimators rmt measures landscape optim",
     "report": f"{RESULTS} tables loggers rmt measures landscape papers",
     "integrations": f"{RESULTS} loggers comm space plan losses batches risk operators estimators measures optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",

@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, loggers, losses, measures, operators, optim, rmt, testing, transforms
+    from ritz import errors, landscape, loggers, losses, measures, models, operators, optim, rmt, testing, transforms
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -73,6 +73,7 @@ __all__ = [
     "losses",
     "measure",
     "measures",
+    "models",
     "operators",
     "optim",
     "rmt",
@@ -121,6 +122,7 @@ _SUBMODULES = {
     "loggers": "ritz.loggers",
     "losses": "ritz.losses",
     "measures": "ritz.measures",
+    "models": "ritz.models",
     "operators": "ritz.operators",
     "optim": "ritz.optim",
     "rmt": "ritz.rmt",

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+import tyro
+from tyro.conf import Positional
 
 DESCRIPTION = "The curvature of a neural network's loss: measured matrix-free, with error bars, and put to use."
 
@@ -28,6 +32,33 @@ def _demo(
     return run(out, seed, epochs, device)
 
 
+def _reproduce(
+    paper: Positional[str | None] = None,
+    item: Positional[str | None] = None,
+    budget: Literal["smoke", "short", "paper"] = "short",
+    out: Path = Path("results"),
+    data: Path | None = None,
+    device: str = "cpu",
+    seeds: int | None = None,
+) -> int:
+    """Train what a paper trained, measure what it measured, and print its numbers, ours and the verdicts.
+
+    Without a paper: the list of experiments. Writes OUT/PAPER/ITEM.json.
+
+    Args:
+        paper: false-friend, pac-bayes, margins or damping.
+        item: One experiment of it; all of them if not said.
+        budget: smoke (seconds: does it run?), short (minutes) or paper (as published).
+        out: Folder to write into; made if it is not there.
+        data: Folder with the data sets in torchvision's layout; RITZ_DATA if not said.
+        device: Where to compute, cpu or cuda.
+        seeds: How many, in the place of the budget's own number.
+    """
+    from .reproduce import run
+
+    return run(paper, item, budget, out, data, device, seeds)
+
+
 def _version() -> int:
     """Print the version of ritz."""
     from .. import __version__
@@ -38,10 +69,9 @@ def _version() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command given as words, those of the process by default, and return its exit status."""
-    import tyro
-
     app = tyro.extras.SubcommandApp()
     app.command(name="demo")(_demo)
+    app.command(name="reproduce")(_reproduce)
     app.command(name="version")(_version)
     status: int = app.cli(prog="ritz", description=DESCRIPTION, args=args)
     return status

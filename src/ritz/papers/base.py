@@ -79,7 +79,7 @@ class Claim:
         if isinstance(self.measured, Estimate) and _size(self.measured) != 1:
             raise ValueError(f"a claim is about one number, got an estimate of {_size(self.measured)}; reduce it first")
         if isinstance(self.expected, bool) != isinstance(self.measured, bool):
-            raise TypeError(f"a bool is compared with a bool, got {self.expected!r} and {_shown(self.measured)}")
+            raise TypeError(f"a bool is compared with a bool, got {self.expected!r} and {shown(self.measured)}")
         if self.relation not in get_args(Relation) or (isinstance(self.expected, bool) and self.relation != "="):
             raise ValueError(f"relation must be '=', '<=' or '>=', and '=' for a bool, got {self.relation!r}")
         if math.isnan(self.expected) or not self.tolerance >= 0:
@@ -128,18 +128,18 @@ def claims_table(claims: Iterable[Claim]) -> str:
             raise TypeError(f"expected claims, got {type(claim).__name__}")
         verdict = claim.verdict if claim.verdict == "holds" else f"**{claim.verdict}**"
         source = f"{claim.paper}, {claim.where}"
-        rows.append((source, claim.text, _allowed(claim), _shown(claim.measured), verdict))
+        rows.append((source, claim.text, allowed(claim), shown(claim.measured), verdict))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def _allowed(claim: Claim) -> str:
+def allowed(claim: Claim) -> str:
     """What a claim allows, as text."""
     sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[claim.relation]
     slack = f" ± {claim.tolerance:.2g}" if claim.tolerance else ""
-    return sign + _shown(claim.expected) + slack
+    return sign + shown(claim.expected) + slack
 
 
-def _shown(quantity: float | bool | Estimate) -> str:
+def shown(quantity: float | bool | Estimate) -> str:
     """A bool as yes or no, a number to the digits that its error allows."""
     if isinstance(quantity, bool):
         return "yes" if quantity else "no"
