@@ -70,8 +70,19 @@ _HOMES = {
 def save(result: Any, path: str | os.PathLike[str]) -> Path:
     """Write a result as `path`.json (numbers, text) and `path`.safetensors (tensors). Nothing is pickled.
 
+    A tree of dictionaries, lists, tuples, numbers, text, None and tensors, such as the state of an optimiser, is saved
+    as well, keys that are integers among it. Dense tensors keep their strides, so that training goes on from them to
+    the bit; those that share memory come back apart.
+
     Each file is written beside its name and moved into place, so a kill leaves the old one or the new one; the tensors
     carry the mark of their text, so that the new one of one and the old one of the other are not taken for a pair.
+
+    Example:
+        >>> import tempfile
+        >>> state = {"state": {0: {"step": torch.tensor(3.0)}}, "groups": [{"betas": (0.9, 0.999), "foreach": None}]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     load(save(state, folder + "/optimizer"))
+        {'state': {0: {'step': tensor(3.)}}, 'groups': [{'betas': (0.9, 0.999), 'foreach': None}]}
     """
     from safetensors.torch import save_file
 
@@ -154,11 +165,23 @@ def _replace(target: Path, write: Callable[[Path], Any]) -> None:
     os.replace(part, target)
 
 
+def _order(tensor: Tensor) -> list[int]:
+    """The dimensions as they lie in memory, where that is another order than theirs and nothing else (a transpose)."""
+    own = list(range(tensor.ndim))
+    if tensor.is_contiguous():
+        return own
+    order = sorted(own, key=tensor.stride, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else own
+
+
 def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     """A tree of dataclasses, mappings and tensors as JSON; tensors go into `tensors` under their place in the tree."""
     if isinstance(node, Tensor):
-        tensors[where] = node.detach().cpu().contiguous().clone()
-        return {"tensor": where}
+        while where in tensors:  # {"a/b": x} and {"a": {"b": y}} are at one place
+            where += "'"
+        order = _order(node)  # strides too: products of matrices that are equal but for them differ in the last bit
+        tensors[where] = node.detach().cpu().permute(order).contiguous().clone()
+        return {"tensor": where} if order == sorted(order) else {"permuted": where, "order": order}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         if type(node).__name__ not in _HOMES:
             raise TypeError(f"{type(node).__name__} cannot be saved")
@@ -167,9 +190,13 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         }
         return {"type": type(node).__name__, "fields": fields}
     if isinstance(node, Mapping):
+        for key in node:
+            if not (key is None or isinstance(key, str | int)):
+                raise TypeError(f"cannot save a key that is a {type(key).__name__}, {key!r} (at {where or 'the top'})")
         return {"map": [[key, _encode(value, f"{where}/{key}", tensors)] for key, value in node.items()]}
     if isinstance(node, tuple | list):
-        return {"tuple": [_encode(item, f"{where}/{i}", tensors) for i, item in enumerate(node)]}
+        items = [_encode(item, f"{where}/{i}", tensors) for i, item in enumerate(node)]
+        return {"list" if isinstance(node, list) else "tuple": items}
     if isinstance(node, float) and not math.isfinite(node):
         return {"float": repr(node)}  # JSON has no infinities
     if node is None or isinstance(node, str | int | float | bool):
@@ -184,10 +211,15 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         return node
     if "tensor" in node:
         return tensors[node["tensor"]]
+    if "permuted" in node:
+        order = node["order"]
+        return tensors[node["permuted"]].permute([order.index(dim) for dim in range(len(order))])
     if "map" in node:
         return {key: _decode(value, tensors) for key, value in node["map"]}
     if "tuple" in node:
         return tuple(_decode(item, tensors) for item in node["tuple"])
+    if "list" in node:
+        return [_decode(item, tensors) for item in node["list"]]
     if "float" in node:
         return float(node["float"])
     home = _HOMES.get(node["type"])

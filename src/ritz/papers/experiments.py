@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -24,8 +24,8 @@ from ..results import Estimate
 from . import affine, logistic_damping, logistic_damping_claims, mnist_mlp, mnist_mlp_claims
 from .base import Claim
 from .data.images import load_images
+from .recipe import Budget
 
-Budget = Literal["smoke", "short", "paper"]
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 Rows = list[dict[str, Any]]
 

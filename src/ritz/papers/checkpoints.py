@@ -1,0 +1,135 @@
+"""The folder of one training run: what is trained, how far it is, and what was logged.
+
+run.json                        the recipe, its fingerprint, and the versions of all that worked on it
+log.jsonl                       the numbers of the run
+epoch-000007.json               the newest checkpoint, and its tensors
+epoch-000007.safetensors
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..storage import load, save
+from .recipe import Recipe, describe, fingerprint
+
+FORMAT = 1
+_LOOKS = 4096  # entries of a tensor that tell it from another
+
+
+class Folder:
+    """A run on disk; a folder that is not there yet is made.
+
+    A checkpoint is whole when its .json is there, which is written last. The one before is kept until then. One process
+    at a time may write.
+
+    Args:
+        path: Of the folder.
+        recipe: What is trained.
+        data: The data by name, as `train` takes it.
+
+    Raises:
+        TypeError: If the recipe has no fingerprint.
+        ValueError: If the folder is that of another recipe, or of other data.
+
+    Example:
+        >>> import tempfile
+        >>> from ritz.papers.recipe import Recipe, kfac
+        >>> recipe = Recipe(name="", model=torch.nn.Identity, optimizer=kfac, epochs=3)
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     folder = Folder(path, recipe, {"train": (torch.zeros(2, 1), torch.zeros(2))})
+        ...     folder.keep(1, {"weights": torch.ones(2)})
+        ...     folder.keep(2, {"weights": torch.zeros(2)})
+        ...     print(folder.newest(), sorted(p.name for p in folder.path.iterdir()))
+        {'weights': tensor([0., 0.])} ['epoch-000002.json', 'epoch-000002.safetensors', 'run.json']
+    """
+
+    def __init__(self, path: str | os.PathLike[str], recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self.path = Path(path)
+        own = {
+            "format": FORMAT,
+            "fingerprint": fingerprint(recipe),
+            "recipe": describe(recipe),
+            "data": {name: [_look(tensor) for tensor in pair] for name, pair in data.items()},
+        }
+        there = self._read()
+        if there is not None:
+            _refuse_other(there, own, self.path)
+        elif self._checkpoints():
+            raise ValueError(f"{self.path} has checkpoints and no run.json that says of what: name another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._about = {**own, "starts": [] if there is None else there["starts"]}
+        self._write()
+
+    @property
+    def log(self) -> Path:
+        """The file of the log."""
+        return self.path / "log.jsonl"
+
+    def begin(self, epoch: int, log_bytes: int, machine: str) -> None:
+        """Note who goes on from here, and cut off what was logged since."""
+        versions = {"ritz": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        self._about["starts"].append({"epoch": epoch, **versions, "machine": machine})
+        self._write()
+        if self.log.exists() and self.log.stat().st_size > log_bytes:
+            os.truncate(self.log, log_bytes)
+
+    def newest(self) -> Any:
+        """The state of the newest checkpoint; None where there is none."""
+        whole = self._checkpoints()
+        return load(whole[-1]) if whole else None
+
+    def keep(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Write the state after an epoch, and then remove those before."""
+        new = save(state, self.path / f"epoch-{epoch:06d}")
+        for old in [*self._checkpoints(), *sorted(self.path.glob("epoch-*"))]:  # a text goes before its tensors
+            if old.stem.split(".")[0] != new.stem:
+                old.unlink(missing_ok=True)
+
+    def _checkpoints(self) -> list[Path]:
+        """The whole ones, in order."""
+        return sorted(self.path.glob("epoch-*.json"))
+
+    def _write(self) -> None:
+        part = self.path / "run.json.part"
+        part.write_text(json.dumps(self._about, indent=1) + "\n", encoding="utf8")
+        os.replace(part, self.path / "run.json")
+
+    def _read(self) -> Any:
+        source = self.path / "run.json"
+        return json.loads(source.read_text(encoding="utf8")) if source.exists() else None
+
+
+def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
+    """Refuse to go on with something else."""
+    for part in ("format", "recipe", "data"):
+        apart = _difference(there[part], own[part], part)
+        if apart:
+            raise ValueError(f"{path} is the folder of another run, {apart}: name another folder, or remove this one")
+
+
+def _difference(there: Any, own: Any, where: str) -> str:
+    """The first place where two descriptions differ, in words; "" where they do not."""
+    if isinstance(there, dict) and isinstance(own, dict):
+        for key in [*own, *(key for key in there if key not in own)]:
+            found = _difference(there.get(key), own.get(key), f"{where}.{key}")
+            if found:
+                return found
+        return ""
+    return "" if there == own else f"{where} is {json.dumps(there)} there and {json.dumps(own)} here"
+
+
+def _look(tensor: Tensor) -> str:
+    """Shape, type and a mark of some entries, spread evenly: cheap, and enough to tell data from other data."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, len(flat) // _LOOKS)].cpu().contiguous()
+    mark = hashlib.blake2b(some.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+    return f"{tuple(tensor.shape)} {tensor.dtype} {mark}"
