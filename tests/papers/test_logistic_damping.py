@@ -221,10 +221,10 @@ def test_too_few_steps_for_the_eigenpairs_are_refused():
 
 
 def test_a_data_set_that_is_missing_says_where_it_was_looked_for(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=rf"is in {tmp_path}/FashionMNIST/raw; get the official files of Fash"):
+    with pytest.raises(FileNotFoundError, match=rf"is in {tmp_path}/MNIST/raw; get the official files of Fash"):
         load_images("FashionMNIST", tmp_path)
     monkeypatch.delenv("RITZ_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match="no folder with FashionMNIST: set RITZ_DATA"):
+    with pytest.raises(FileNotFoundError, match="no folder with MNIST: set RITZ_DATA"):
         load_images("FashionMNIST")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ..batches import isolated_rng
 from ..estimators.quantities import Spectrum
@@ -32,12 +32,11 @@ from ..measures.measure import Measurement
 from ..plan import Plan
 from ..results import Estimate
 from ..risk import Risk
+from .data.images import Data, Split, load
 
-Data = tuple[Tensor, Tensor]  # inputs (N, 64) in [0, 1], labels (N,)
 Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
 
 NUM_TRAIN, NUM_TEST = 1200, 597
-SPLIT_SEED = 0  # the split is the same whatever the seed of a run
 TRAINING_SHARE = 0.3  # of the time, for the progress bar
 
 # what the table has, in its order; the keys are those of ritz.measures
@@ -107,14 +106,12 @@ class Study:
 
 def load_digits(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Data, Data]:
     """scikit-learn's 1,797 digits of 8 x 8 pixels in [0, 1], split once and for all into 1,200 and 597."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install 'ritz[demo]'") from error
-    pixels, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    X, y = (torch.as_tensor(pixels) / 16).to(dtype)[order].to(device), torch.as_tensor(labels)[order].to(device)
-    return (X[:NUM_TRAIN], y[:NUM_TRAIN]), (X[NUM_TRAIN:], y[NUM_TRAIN:])
+
+    def part(split: Split) -> Data:
+        images, labels = load("digits", device=device, split=split)
+        return images.flatten(1).to(dtype) / 16, labels
+
+    return part("train"), part("test")
 
 
 def make_network(settings: Settings) -> nn.Sequential:

@@ -1,14 +1,100 @@
-"""MNIST and Fashion-MNIST from their official files, in torchvision's layout."""
+"""Images and labels of the papers' data sets from their official files; MNIST's format; the papers' splits."""
 
-import gzip
 import math
-import os
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-Data = tuple[Tensor, Tensor]  # images (N, 784) in [-1, 1], labels (N,)
+from .catalogue import DataSet, find
+from .files import locate, read, verified
+from .pickles import read_pickle
+
+Data = tuple[Tensor, Tensor]  # images or rows of pixels, and labels (N,) int64
+Split = Literal["train", "fit", "val", "test"]
+
+DIGITS_TRAIN = 1200  # of scikit-learn's 1,797 digits
+DIGITS_SEED = 0  # of their order: the file has them by writer
+
+
+def load(
+    name: str | DataSet,
+    root: Path | str | None = None,
+    device: torch.device | str = "cpu",
+    split: Split = "train",
+    *,
+    check: bool = True,
+) -> Data:
+    """Images (N, channels, height, width) as bytes and labels (N,) of one part of a data set, on a device.
+
+    The papers hold out the last 5,000 of the training set: "fit" has 55,000 images of MNIST and 45,000 of CIFAR, "val"
+    the 5,000 and "train" both. Bytes stay bytes, a quarter of float32; `DATASETS[name].norm(...)` makes numbers of a
+    batch.
+
+    Args:
+        name: "MNIST", "FashionMNIST", "CIFAR10", "CIFAR100" or "digits", or a row of one's own.
+        root: A folder in torchvision's layout; None takes RITZ_DATA, and Debian's folder for Fashion-MNIST.
+        device: Where to put both.
+        split: "train", "fit", "val" or "test".
+        check: Whether to compare checksums of files that are safe to read anyway; pickles are always compared.
+
+    Raises:
+        FileNotFoundError: If a file is missing; it says where it was looked for and how to get it.
+        ValueError: If a file is not the official one, or there is no such data set or split.
+
+    Example:
+        >>> images, labels = load("digits", split="test")
+        >>> images.shape, images.dtype, labels.shape
+        (torch.Size([597, 1, 8, 8]), torch.uint8, torch.Size([597]))
+    """
+    data = find(name)
+    if split not in get_args(Split):
+        raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {split!r}")
+    if data.form == "text":
+        raise ValueError(f"{data.name} is text and has no images: read it with load_text")
+    images, labels = _READERS[data.form](data, root, split == "test", check)
+    images = images.reshape(len(images), *data.shape)
+    if len(images) != len(labels) or not bool((labels < data.classes).all()):
+        raise ValueError(
+            f"{data.name} has {len(images)} images and {len(labels)} labels up to {int(labels.max())}; "
+            f"wanted as many labels, of {data.classes} classes"
+        )
+    if split in ("fit", "val"):
+        if len(images) <= data.held_out:
+            raise ValueError(f"{data.name} has {len(images)} training images, so {data.held_out} cannot be held out")
+        part = slice(-data.held_out) if split == "fit" else slice(-data.held_out, None)
+        images, labels = images[part], labels[part]
+    return images.to(device), labels.to(device, torch.int64)
+
+
+def load_images(
+    name: str, root: Path | str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Data, Data]:
+    """MNIST or Fashion-MNIST as (training set, test set), pixels mapped to [-1, 1], images flat; no checksums.
+
+    Args:
+        name: "MNIST" or "FashionMNIST".
+        root: A folder in torchvision's layout, with NAME/raw/*-ubyte or *-ubyte.gz; None takes RITZ_DATA.
+        device, dtype: Where to put the images and in which precision.
+
+    Raises:
+        FileNotFoundError: If the files are not there; it says where they were looked for.
+
+    Example:
+        >>> load_images("MNIST", "nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz is in nowhere/MNIST/raw; ...
+    """
+
+    def part(split: Split) -> Data:
+        images, labels = load(name, root, device, split, check=False)
+        return images.flatten(1).to(dtype) / 127.5 - 1, labels  # Normalize(.5, .5)
+
+    return part("train"), part("test")
+
+
+# ---------------------------------------------------------------------------------------------- formats
 
 
 def read_idx(path: Path) -> Tensor:
@@ -25,8 +111,11 @@ def read_idx(path: Path) -> Tensor:
         ...     read_idx(path).tolist()
         [7, 0, 4]
     """
-    raw = path.read_bytes()
-    raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    return _idx(read(path), path)
+
+
+def _idx(raw: bytes, path: Path | str) -> Tensor:
+    """The tensor that an uncompressed idx file holds; errors call it `path`."""
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an idx file of bytes: it begins with {raw[:4].hex(' ')}, not 00 00 08")
     start = 4 + 4 * raw[3]
@@ -36,42 +125,33 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).reshape(shape)
 
 
-def load_images(
-    name: str, root: Path | str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[Data, Data]:
-    """A data set as (training set, test set), pixels mapped to [-1, 1], images flat.
-
-    Args:
-        name: Its folder: "MNIST" or "FashionMNIST".
-        root: A folder in torchvision's layout, with NAME/raw/*-ubyte or *-ubyte.gz; None takes RITZ_DATA.
-        device, dtype: Where to put the images and in which precision.
-
-    Raises:
-        FileNotFoundError: If the files are not there; it says where they were looked for.
-
-    Example:
-        >>> load_images("FashionMNIST", "nowhere")
-        Traceback (most recent call last):
-        FileNotFoundError: neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz is in nowhere/FashionMNIST...
-    """
-    root = root if root is not None else os.environ.get("RITZ_DATA")
-    if root is None:
-        raise FileNotFoundError(f"no folder with {name}: set RITZ_DATA or give root=, in torchvision's layout")
-    parts: list[Data] = []
-    for begin in ("train", "t10k"):
-        stems = (f"{begin}-images-idx3-ubyte", f"{begin}-labels-idx1-ubyte")
-        images, labels = (read_idx(_find(Path(root) / name / "raw", stem)) for stem in stems)
-        pixels = images.flatten(1).to(device, dtype) / 127.5 - 1  # Normalize(.5, .5)
-        parts.append((pixels, labels.to(device, torch.int64)))
-    train, test = parts
-    return train, test
-
-
-def _find(folder: Path, stem: str) -> Path:
-    """The file, as it is or gzipped."""
-    for path in (folder / stem, folder / f"{stem}.gz"):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f"neither {stem} nor {stem}.gz is in {folder}; get the official files of {folder.parent.name}"
+def _read_idx_pair(data: DataSet, root: Path | str | None, test: bool, check: bool) -> Data:
+    """Images and labels from a pair of idx files."""
+    images, labels = (
+        _idx(verified(data, file, root), file.path) if check else read_idx(locate(data, file, root))
+        for file in (data.test if test else data.train)
     )
+    return images, labels
+
+
+def _read_pickles(data: DataSet, root: Path | str | None, test: bool, check: bool) -> Data:
+    """Images and labels from one pickle after another; none is opened before its checksum is right."""
+    files = data.test if test else data.train
+    parts = [read_pickle(verified(data, file, root), data.labels, file.path) for file in files]
+    images, labels = zip(*parts, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def _read_digits(data: DataSet, root: Path | str | None, test: bool, check: bool) -> Data:
+    """scikit-learn's digits, which come with its wheel, in one order for all."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn: pip install 'ritz[demo]'") from error
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(DIGITS_SEED))
+    part = order[DIGITS_TRAIN:] if test else order[:DIGITS_TRAIN]
+    return torch.as_tensor(pixels).to(torch.uint8)[part], torch.as_tensor(labels)[part]
+
+
+_READERS = {"idx": _read_idx_pair, "pickle": _read_pickles, "digits": _read_digits}
