@@ -85,3 +85,35 @@ def test_under_autocast_torch_chooses_the_precision():
     layer, x = nn.Conv2d(2, 3, 3).float(), torch.randn(1, 2, 4, 4).float()
     with SmoothConvolutions(), torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
+
+
+def test_a_view_that_other_strides_stand_in_the_way_of_is_a_copy():
+    x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    with SmoothConvolutions():
+        assert torch.equal(x.view(2, -1), x.flatten(1))
+        assert x.view(2, 3, 16).data_ptr() == x.data_ptr()
+        with pytest.raises(RuntimeError, match="invalid for input of size"):
+            x.view(5, 5)
+
+
+def test_inside_torch_func_and_for_complex_numbers_they_are_those_of_torch():
+    w, x = torch.randn(2, 1, 3), torch.randn(4, 1, 1, 6)
+    with SmoothConvolutions():
+        found = torch.func.vmap(lambda one: F.conv1d(one, w))(x)
+        F.conv1d(x[0].to(torch.complex128), w.to(torch.complex128).requires_grad_()).abs().sum().backward()
+    torch.testing.assert_close(found[:, 0], F.conv1d(x[:, 0], w))
+
+
+def test_a_frozen_weight_and_one_used_twice_have_the_gradients_of_torch():
+    layer, x = nn.Conv2d(2, 2, 3, padding=1), torch.randn(2, 2, 5, 5, requires_grad=True)
+
+    def gradients(inputs):
+        total = layer(layer(x).tanh()).square().sum()
+        first = torch.autograd.grad(total, inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    for frozen, inputs in ((False, (x, layer.weight)), (True, (x,))):
+        layer.weight.requires_grad_(not frozen)
+        known = gradients(inputs)
+        with SmoothConvolutions():
+            torch.testing.assert_close(gradients(inputs), known, rtol=1e-9, atol=1e-9)

@@ -4,12 +4,13 @@ import copy
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ritz import replay
-from ritz.replay import Recordings, is_static, modes_of, place_of
+from ritz.replay import Recordings, is_static, place_of, settings_of
 
 
 def doubled(calls: list):
@@ -56,6 +57,17 @@ def test_only_the_recordings_used_last_are_kept_and_the_others_are_freed():
     gc.collect()
     assert len(recordings) == 2
     assert [ref() is None for ref in gone] == [True, True, False, False]
+
+
+def test_with_more_kinds_of_calls_than_recordings_each_is_recorded_once_at_most(monkeypatch):
+    made, plain = [], replay._recorded
+    monkeypatch.setattr(replay, "_recorded", lambda fn, own: made.append(own) or plain(fn, own))
+    recordings = Recordings(most=2)
+    for number in range(30):
+        length = 1 + number % 3
+        (y,) = recordings.run("twice", doubled([]), [torch.full((length,), float(number))])
+        assert y.tolist() == [2.0 * number] * length
+    assert (len(made), len(recordings)) == (3, 2)
 
 
 def test_keys_that_never_come_back_do_not_pile_up():
@@ -105,15 +117,40 @@ def test_a_model_is_static_where_all_its_modules_are_known():
     handle = model[0].register_forward_hook(lambda *_: None)
     assert not is_static(model.modules())
     handle.remove()
+    handle = model[0].register_full_backward_hook(lambda *_: None)
+    assert not is_static(model.modules())
+    handle.remove()
     model[0].forward = lambda x: x
     assert not is_static(model.modules())
 
 
-def test_modes_tell_training_from_evaluation():
-    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1))
-    before = modes_of(model.modules())
-    model[1].eval()
-    assert modes_of(model.modules()) != before
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[1].eval(),
+        lambda model: setattr(model[0], "p", np.float64(0.1)),
+        lambda model: setattr(model[1], "eps", 0.1),
+        lambda model: setattr(model[2], "padding", (1, 1)),
+        lambda model: setattr(model, "3", nn.GELU()),
+        lambda model: setattr(model[3], "mask", torch.ones(2)),
+        lambda model: setattr(model, "3", model[0]),
+    ],
+    ids=["mode", "rate", "epsilon", "geometry", "kind", "tensor", "the same twice"],
+)
+def test_settings_tell_what_the_modules_would_do(change):
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm2d(1), nn.Conv2d(1, 1, 3), nn.ReLU())
+    model[3].mask = torch.zeros(2)
+    before = settings_of(model.modules())
+    assert settings_of(model.modules()) == before
+    change(model)
+    assert settings_of(model.modules()) != before
+
+
+def test_a_recording_does_not_take_over_the_graph_of_an_input():
+    recordings, w = Recordings(), torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        (y,) = recordings.run("twice", doubled([]), [2 * w])
+    assert not y.requires_grad
 
 
 @pytest.mark.gpu
@@ -142,3 +179,5 @@ def test_on_a_gpu_a_look_from_the_host_is_not_recorded_and_does_no_harm():
         (y,) = recordings.run("look", lambda x: (x * float(x),), [x])
         assert y.item() == number**2
     assert len(recordings) == 0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.rand(2, device="cuda").isfinite().all()

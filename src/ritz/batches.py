@@ -8,6 +8,7 @@ accepted and remembered as having no fixed order.
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 import os
 import random
@@ -304,6 +305,17 @@ def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
     """
     given = iter(tensors)
     return map_tensors(tree, lambda _: next(given))
+
+
+def skeleton(tree: Any) -> str:
+    """How a nested batch is put together, without its tensors: their order alone does not tell which is which.
+
+    Example:
+        >>> skeleton({"x": torch.zeros(1), "y": None})
+        "{'x': '*', 'y': None}"
+    """
+    stars: Iterable[Any] = itertools.repeat("*")
+    return repr(with_tensors(tree, stars))
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ C(x, v) and D(g, v). torch takes the derivative of D in w as a convolution whose
 which no fast algorithm is at hand; as W(g, e) it is the one that every training step uses.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -119,8 +120,9 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, which
 class SmoothConvolutions(TorchFunctionMode):
     """Inside, convolutions of batches with zero padding are those of this module.
 
-    Others, and all of them under autocast, stay torch's. On a GPU images are laid out with channels last, in which
-    cuDNN's kernels work: else it turns every operand around before each of them.
+    Others, all of them under autocast and those inside torch.func stay torch's. On a GPU images are laid out with
+    channels last, in which cuDNN's kernels work: else it turns every operand around before each of them. A `view` that
+    this stands in the way of is a copy.
 
     Example:
         >>> layer = torch.nn.Conv2d(1, 1, 2)
@@ -138,6 +140,10 @@ class SmoothConvolutions(TorchFunctionMode):
             read = _read(_CONVOLUTIONS[func], *args, **kwargs)
             if read is not None:
                 return convolution(*read)
+        if func is Tensor.view:
+            with contextlib.suppress(RuntimeError):  # the strides are not those that the model counts on
+                return func(*args, **kwargs)
+            func = Tensor.reshape
         return func(*args, **kwargs)
 
 
@@ -152,7 +158,9 @@ def _read(
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
     """The arguments of torch's function as those of `convolution`; None where it is not for us."""
-    if isinstance(padding, str) or input.ndim != spatial + 2 or torch.is_autocast_enabled(input.device.type):
+    if isinstance(padding, str) or input.ndim != spatial + 2 or input.is_complex():
+        return None
+    if torch.is_autocast_enabled(input.device.type) or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     if input.device.type == "cuda" and spatial == 2:
         input, weight = (x.contiguous(memory_format=torch.channels_last) for x in (input, weight))

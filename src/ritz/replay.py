@@ -3,13 +3,16 @@
 A host starts the kernels of a network one by one, some ten microseconds each. Those of a small network are shorter than
 that: the device waits, most of all in second derivatives, which are thousands of kernels. A graph starts all of them at
 once. What is recorded is the sequence of kernels and the addresses that they read and write, so a function can be
-replayed only where each call is the same sequence (`is_static`) and its tensors stay where they were (`place_of`).
+replayed only where each call is the same sequence (`is_static`, `settings_of`) and its tensors stay where they were
+(`place_of`).
 """
 
 import contextlib
 import logging
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ log = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
 _Recorded = Callable[[], tuple[Tensor, ...]]  # reads and writes tensors of its own
+_REMEMBERED = 256  # functions that are not to be recorded
 
 
 class Recordings:
@@ -29,7 +33,8 @@ class Recordings:
     the function is run as it is from then on.
 
     Args:
-        most: Recordings that are kept, the ones used last; each holds the memory of its intermediate results.
+        most: Recordings that are kept, the ones used last; each holds the memory of its intermediate results. One that
+            others pushed out is not made again: where there are more kinds of calls, all would be, over and over.
 
     Example:
         >>> recordings = Recordings()
@@ -42,7 +47,7 @@ class Recordings:
     def __init__(self, most: int = 4) -> None:
         self.most = most
         self._kept: OrderedDict[Hashable, tuple[list[Tensor], _Recorded] | None] = OrderedDict()  # None: seen once
-        self._refused: set[Hashable] = set()
+        self._refused: dict[Hashable, None] = {}  # the last of them
 
     def __len__(self) -> int:
         return sum(made is not None for made in self._kept.values())
@@ -61,7 +66,7 @@ class Recordings:
             Tensors of the caller's own, unless lent.
         """
         key = (key, *((x.shape, x.dtype, x.device) for x in inputs), _switches())
-        if key in self._refused:
+        if key in self._refused or _is_inside_another(inputs[0].device):
             return fn(*inputs)
         if key not in self._kept:
             self._keep(key, None)
@@ -73,7 +78,8 @@ class Recordings:
             if made is None:
                 return fn(*inputs)
         own, recorded = made
-        torch._foreach_copy_(own, list(inputs))
+        with torch.no_grad():  # an input's graph is not the recording's
+            torch._foreach_copy_(own, list(inputs))
         results = recorded()
         return results if lend else _copied(results)
 
@@ -85,7 +91,7 @@ class Recordings:
             made = own, _recorded(fn, own)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             log.info("not recorded, run as it is: %s", str(error).splitlines()[0][:200])
-            self._refused.add(key)
+            self._refuse(key)
             del self._kept[key]
             return None
         self._keep(key, made)
@@ -94,7 +100,15 @@ class Recordings:
     def _keep(self, key: Hashable, made: tuple[list[Tensor], _Recorded] | None) -> None:
         self._kept[key] = made
         while len(self._kept) > max(self.most, 1) * 4 or len(self) > self.most:
-            self._kept.popitem(last=False)
+            old, pushed = self._kept.popitem(last=False)
+            if pushed is not None:
+                self._refuse(old)
+
+    def _refuse(self, key: Hashable) -> None:
+        """Run as it is from here on."""
+        self._refused[key] = None
+        if len(self._refused) > _REMEMBERED:
+            del self._refused[next(iter(self._refused))]
 
     def __getstate__(self) -> dict[str, int]:  # recordings belong to this process
         return {"most": self.most}
@@ -107,20 +121,29 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
     """The function of these very tensors, as a graph; on a CPU, which needs none, as it is."""
     if own[0].device.type != "cuda":
         return lambda: fn(*own)
-    current, aside = torch.cuda.current_stream(), torch.cuda.Stream(own[0].device)
-    aside.wait_stream(current)
-    with torch.cuda.stream(aside):  # once before, so that nothing is made for the first time while recording
-        fn(*own)
-    current.wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
-        results = fn(*own)
+    with torch.cuda.device(own[0].device):
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):  # once before, so that nothing is made for the first time while recording
+            fn(*own)
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                results = fn(*own)
+        finally:
+            torch.cuda.set_stream(current)  # where recording fails torch leaves the other one
 
     def replay() -> tuple[Tensor, ...]:
         graph.replay()
         return results
 
     return replay
+
+
+def _is_inside_another(device: torch.device) -> bool:
+    """Whether the user is recording, all of a training step say."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _copied(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -144,6 +167,7 @@ def _switches() -> tuple[Hashable, ...]:
     return (
         cudnn.enabled, cudnn.benchmark, cudnn.deterministic, matmul_precision(), _precision(cudnn, "conv"),
         torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
 
 
@@ -193,9 +217,35 @@ def place_of(tensors: Iterable[Tensor]) -> tuple[Hashable, ...]:
     return tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
-def modes_of(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
-    """Which modules are in training mode."""
-    return tuple(m.training for m in modules)
+_INNER = frozenset(vars(nn.Module())) - {"training"}  # attributes of torch's own
+_PLAIN = {bool, int, float, str, torch.dtype, types.NoneType, types.FunctionType, types.BuiltinFunctionType}
+
+
+def settings_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """What modules are, their parameters and buffers apart: kinds, parts, modes, and the numbers that they read.
+
+    A recording has them in it, the rate of a dropout as well as the slope of an activation.
+
+    Example:
+        >>> layer = torch.nn.Dropout(0.5)
+        >>> before = settings_of([layer])
+        >>> layer.p = 0.1
+        >>> settings_of([layer]) == before
+        False
+    """
+    return tuple(
+        (type(m), *map(id, m._modules.values()), *((k, _setting(v)) for k, v in vars(m).items() if k not in _INNER))
+        for m in modules
+    )
+
+
+def _setting(value: Any) -> Hashable:
+    """A value that can be compared: of a tensor its place, of what is not known its kind."""
+    if type(value) in _PLAIN or isinstance(value, Number):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, Tensor):
+        return place_of([value])
+    return tuple(map(_setting, value)) if isinstance(value, tuple | list) else type(value).__name__
 
 
 def is_static(modules: Iterable[nn.Module]) -> bool:
@@ -215,9 +265,7 @@ def is_static(modules: Iterable[nn.Module]) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    if not type(module).__module__.startswith("torch.nn.") or "forward" in vars(module):
+    if not type(module).__module__.startswith(("torch.nn.", "ritz.models.")) or "forward" in vars(module):
         return False
-    if not module._forward_hooks and not module._forward_pre_hooks:
-        return True
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return all(type(hook).__module__.startswith("ritz.") for hook in hooks)
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return all(type(hook).__module__.startswith("ritz.") for hooks in kinds for hook in hooks.values())

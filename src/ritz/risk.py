@@ -22,7 +22,7 @@ from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import AttentionWatch, BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
-from .replay import Recordings, is_static, modes_of, place_of
+from .replay import Recordings, is_static, place_of, settings_of
 from .space import ParamSpace, select
 
 Params = dict[str, Tensor]
@@ -106,7 +106,7 @@ class Risk:
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
             )
         self.routes: dict[tuple[str, ...], Route] = {}  # of Hessian products, by parameters, once they are chosen
-        self.recordings = Recordings()  # of products; shared by risks of the same model, as the routes are
+        self.recordings = Recordings()  # of products; shared by risks of the same outputs, as the routes are
         self.notes: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------------------------- what it is
@@ -160,8 +160,8 @@ class Risk:
         return self.plan.replay or (self.device.type == "cuda" and known and is_static(self.model.modules()))
 
     def place(self) -> Hashable:
-        """Where weights and buffers lie and which modules are in training mode: what a recording depends on."""
-        return self.names, place_of(self.state().values()), modes_of(self.model.modules())
+        """Where weights and buffers lie and what the modules are set to: what a recording depends on."""
+        return self.names, place_of(self.state().values()), settings_of(self.model.modules())
 
     def convention(self) -> str:
         """Which data, which mode: for the convention of every number."""
@@ -220,7 +220,8 @@ class Risk:
         plain = self._caller.forward_only.fn
         other = self._copy()
         other._caller = Caller(self.model, lambda model, batch: fn(plain(model, batch), batch), None)
-        other.routes, other.notes = {}, (*self.notes, note) if note else self.notes
+        other.routes, other.recordings = {}, Recordings()
+        other.notes = (*self.notes, note) if note else self.notes
         return other
 
     def _batched(self, data: Any, batch_size: int | None) -> Batches:
@@ -262,9 +263,10 @@ class Risk:
 
     def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
-        state = {f"model.{name}": p for name, p in {**self._current()[1], **params}.items()}
-        # a forward pass may write to buffers, so it is given copies
-        state |= {f"model.{name}": state[f"model.{name}"].clone() for name, _ in self.model.named_buffers()}
+        held, buffers = self._current()[1], {name for name, _ in self.model.named_buffers()}
+        # a forward pass may write to buffers, so it is given copies, unless the caller gave some
+        state = {name: t.clone() if name in buffers and name not in params else t for name, t in held.items()}
+        state = {f"model.{name}": t for name, t in {**state, **params}.items()}
         if self.dropout:
             seed_torch(batch.index, self.device)  # inside `session`, which puts the generators back
         # a model that writes to its inputs is given copies; whether it does is seen on the first call

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from graphs import taped
 from torch import nn
 
 import ritz
+from ritz import replay
 from ritz.plan import Plan
 
 MATRICES = {
@@ -73,6 +75,40 @@ def test_a_risk_at_other_weights_does_not_read_those_of_the_recording(problem):
             ritz.Hessian(risk.at(other)) @ v, ritz.Hessian(risk_of(model, data, replay=False).at(other)) @ v
         )
     torch.testing.assert_close(H @ v, here)
+
+
+def test_a_risk_of_other_outputs_has_recordings_of_its_own(problem):
+    model, data = problem
+    v = torch.randn(ritz.GGN(risk_of(model, data)).dim)
+    found = []
+    for risk in (risk_of(model, data), risk_of(model, data, replay=False)):
+        for _ in range(2):
+            ritz.GGN(risk) @ v
+        found.append(ritz.GGN(risk.through(lambda out, _: 3 * out)) @ v)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_a_graph_sees_changes_of_weights_modules_and_class_weights(problem, matrix, monkeypatch):
+    monkeypatch.setattr(replay, "_recorded", taped)
+    model, data = problem
+    weight = torch.ones(3)
+    model[0].requires_grad_(False)
+    made = [
+        MATRICES[matrix](ritz.Risk(model, nn.CrossEntropyLoss(weight), data, plan=Plan(replay=replays)))
+        for replays in (True, False)
+    ]
+    for step in range(5):
+        rows = made[0].probes(range(1), seed=step)
+        for _ in range(2):
+            torch.testing.assert_close(*(operator.rows(rows) for operator in made), rtol=1e-10, atol=1e-12)
+        if step == 1:
+            model[1].eps = 1.0
+        if step == 2:
+            model[0].weight = nn.Parameter(2 * model[0].weight.detach(), requires_grad=False)
+        if step == 3:
+            weight[0] = 3.0
+    assert len(made[0].risk.recordings) > 1
 
 
 @pytest.mark.parametrize(

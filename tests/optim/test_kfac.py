@@ -8,13 +8,16 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import taped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ritz
+from ritz import replay
 from ritz.errors import NumericalWarning, UnsupportedError
 from ritz.layers import Recorder
 from ritz.operators.kronecker import KFACOperator
+from ritz.optim import factors as running
 from ritz.optim.kfac import KFAC
 from ritz.optim.passes import Pass
 
@@ -323,6 +326,50 @@ def test_a_step_that_is_recorded_and_replayed_is_the_step(settings):
         ends.append(weights(model))
         assert len(opt._recordings) == replays
     assert torch.equal(*ends)
+
+
+def padded(vectors):
+    """As on a GPU, where eigenvectors have columns of zeros beside them."""
+    return vectors if vectors is None else F.pad(vectors, (0, 8, 0, 8))
+
+
+def test_a_graph_of_the_step_sees_new_factors_dampings_and_a_loaded_state(monkeypatch):
+    monkeypatch.setattr(replay, "_recorded", taped)
+    monkeypatch.setattr(running, "_aligned", padded)
+    ends = []
+    for replays in (False, True):
+        model = seeded(convnet)
+        opt = KFAC(model, lr=0.1, damping=0.1, factor_every=2, inverse_every=3)
+        opt._replays = replays
+        torch.set_default_dtype(torch.float32)  # as it mostly is; dampings are in the precision of the factors
+        train(model, opt, 5, IMAGES)
+        state = copy.deepcopy(opt.state_dict())
+        opt.param_groups[0]["damping"] = dict.fromkeys(opt.blocks, 0.5)
+        train(model, opt, 5, IMAGES)
+        opt.load_state_dict(state)
+        train(model, opt, 5, IMAGES)
+        ends.append(weights(model))
+        torch.set_default_dtype(torch.float64)
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layouts", [(padded, running._aligned), (running._aligned, padded)], ids=["saved on a GPU", "loaded on a GPU"]
+)
+def test_a_state_goes_on_where_eigenvectors_are_laid_out_otherwise(layouts, monkeypatch):
+    ends = []
+    for pair in ((running._aligned, running._aligned), layouts):
+        model, state = seeded(convnet), None
+        for layout in pair:
+            monkeypatch.setattr(running, "_aligned", layout)
+            opt = KFAC(model, lr=0.1, damping=0.1, factor_every=1, inverse_every=2)
+            if state is not None:
+                opt.load_state_dict(state)
+            train(model, opt, 5, IMAGES)
+            state = opt.state_dict()
+        monkeypatch.undo()
+        ends.append(weights(model))
+    torch.testing.assert_close(*ends)
 
 
 def test_only_refresh_steps_record_and_other_steps_leave_the_outputs_alone():

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Attention, Language, mlp
+from graphs import taped
 from scipy.linalg import hadamard
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ritz import replay
 from ritz.errors import UnsupportedError
 from ritz.optim import KFAC, TracePenalty, penalty
 
@@ -462,6 +464,8 @@ def test_bad_calls_are_refused():
         TracePenalty(1.0, forward=lambda model, x: model(x)[:, 0])(model, x)
     with pytest.raises(ValueError, match="do not depend on any parameter"):
         TracePenalty(1.0, forward=lambda model, x: model(x).detach())(model, x)
+    with pytest.raises(ValueError, match="do not depend on any parameter of the model that is trained"):
+        TracePenalty(1.0).on_outputs(network(seed=1)(x), model)
     with pytest.raises(ValueError, match="outputs tell the GGN alone"):
         TracePenalty(1.0, form="hessian").on_outputs(model(x), model)
     with pytest.raises(ValueError, match=r"labels \(4, 2\) do not fit outputs \(4, 2\) with classes in dimension 1"):
@@ -520,6 +524,77 @@ def test_a_recording_is_made_anew_when_modes_or_the_places_of_weights_change():
     assert all(same() for _ in range(3))
 
 
+def replaced(model: nn.Module) -> None:
+    with torch.no_grad():
+        model[0].weight = nn.Parameter(2 * model[0].weight, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced,
+        lambda model: setattr(model[1], "eps", 1.0),
+        lambda model: setattr(model, "2", nn.Tanh().eval()),
+        lambda model: model[5].weight.data.mul_(2),
+        lambda model: model[1].running_var.mul_(2),
+        lambda model: model[1].requires_grad_(False),
+        lambda model: setattr(model[1], "running_mean", torch.ones(4)),
+    ],
+    ids=["frozen weight", "epsilon", "activation", "weight", "statistics", "freezing", "buffer"],
+)
+def test_a_graph_sees_every_change_of_the_model(change, monkeypatch):
+    monkeypatch.setattr(replay, "_recorded", taped)
+    model, (x, y) = conv_network().eval(), images()
+    model[0].requires_grad_(False)
+    replayed, eager = (TracePenalty(0.2, 1.0, replay=replay) for replay in (True, False))
+    for step in range(6):  # recorded in the second and played in the third
+        if step == 3:
+            change(model)
+        values = [penalise(model, x, y) for penalise in (replayed, eager)]
+        torch.testing.assert_close(*values, rtol=1e-12, atol=0)
+        torch.testing.assert_close(*(gradient(value, model) for value in values), rtol=1e-10, atol=1e-14)
+    assert len(replayed._recordings) > 0
+
+
+def test_a_graph_knows_inputs_by_their_names(monkeypatch):
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+            return self.layer(x) * gate.exp()
+
+    monkeypatch.setattr(replay, "_recorded", taped)
+    model, (x, _) = Gated(), data()
+    replayed, eager = (TracePenalty(1.0, 1.0, replay=replay) for replay in (True, False))
+    for inputs in [{"x": x, "gate": 0.1 * x}] * 3 + [{"gate": 0.1 * x, "x": x}]:
+        torch.testing.assert_close(replayed(model, inputs), eager(model, inputs))
+
+
+def test_inputs_that_want_a_gradient_get_it():
+    torch.manual_seed(0)
+    first, model, (x, _) = nn.Linear(2, 2), network(), data()
+    replayed, eager = (TracePenalty(1.0, 1.0, replay=replay) for replay in (True, False))
+    for _ in range(3):
+        torch.testing.assert_close(*(gradient(penalise(model, first(x)), first) for penalise in (replayed, eager)))
+
+
+def test_a_replayed_penalty_is_differentiated_once():
+    model, (x, _) = network(), data()
+    value = TracePenalty(1.0, replay=True)(model, x)
+    with pytest.raises(RuntimeError, match=r"cannot be differentiated again .* TracePenalty\(..., replay=False\)"):
+        value.backward(create_graph=True)
+    value.backward()
+
+
+def test_what_the_loss_is_scaled_by_keeps_its_precision_where_weights_have_less():
+    p = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    value = penalty._Known.apply(torch.tensor(1.0, dtype=torch.float32), [torch.full_like(p, 3.0).detach()], p)
+    (0.3 * value).backward()
+    assert p.grad.item() == torch.tensor(0.9, dtype=torch.bfloat16).item()  # 3 times 0.3 in bfloat16 is 0.9023
+
+
 def test_two_replayed_penalties_before_one_backward_pass_keep_their_gradients():
     model, (x, _) = conv_network().eval(), images()
     replayed, eager = (TracePenalty(0.2, 1.0, replay=replay) for replay in (True, False))
@@ -561,3 +636,31 @@ def test_with_kfac_the_penalty_on_shared_outputs_leaves_the_factors_as_they_are(
         optimizer.step()
         eigenvalues.append(torch.cat(list(optimizer.eigenvalues().values())))
     torch.testing.assert_close(*eigenvalues)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_where_hooks_run_in_other_threads_kfac_waits_for_the_loss():
+    model, (x, y) = network().cuda(), (t.cuda() for t in data(size=8))
+    optimizer = KFAC(model, lr=0.1, damping=0.1)
+    out = model(x)
+    (F.cross_entropy(out, y) + TracePenalty(0.1).on_outputs(out, model)).backward()
+    optimizer.step()
+    assert all(block.count for block in optimizer.blocks.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["ggn", "hessian"])
+def test_on_a_gpu_a_model_may_count_on_the_strides_of_a_convolution(form):
+    class Viewed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(2, 4, 3), nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.conv(x).tanh().view(len(x), -1))
+
+    torch.manual_seed(0)
+    model, (x, y) = Viewed(), images()
+    here = TracePenalty(1.0, form=form)(model, x, y)
+    there = TracePenalty(1.0, form=form)(model.cuda(), x.cuda(), y.cuda())
+    torch.testing.assert_close(there.cpu(), here)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from ..batches import Batch, only_tensors, tensors_of, with_tensors
+from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
 from ..errors import NonFiniteError
 from ..reducers import Mean
 from ..risk import Params, Risk
@@ -250,7 +250,7 @@ class RiskOperator(Operator):
         def recorded(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
             return self._batch_rows(params, replace(batch, data=with_tensors(batch.data, tensors)), rows)
 
-        key = (recipe, type(self), self.risk.place(), batch.size)
+        key = (recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data))
         image, weight = self.risk.recordings.run(key, recorded, [rows, *tensors_of(batch.data)])
         return image, weight
 

@@ -176,8 +176,8 @@ class RunningBlock:
             values = _settled(F.pad(space.values, (0, extra)), None if self._wide is None else self._wide.values)
             assert values is not None
             self._wide = Eigenspace(values, space.left, right)
-            if extra and not self._beside:
-                self._beside = (values.new_zeros(*values.shape[:-1], extra),)
+            if extra != sum(zeros.shape[-1] for zeros in self._beside):  # at first, and in a state of another device
+                self._beside = (values.new_zeros(*values.shape[:-1], extra),) if extra else ()
             self._changed = False
         return self._wide
 

@@ -151,7 +151,8 @@ class KFAC(torch.optim.Optimizer):
         self.blocks = {name: RunningBlock(unit, stat_decay, start, ekfac, refresh) for name, unit in units.items()}
         self.steps, self.skipped = 0, 0
         self._recordings = Recordings(most=1)
-        self._replays = next(iter(self._params.values())).device.type == "cuda"
+        devices = {p.device for p in self._params.values()}
+        self._replays = len(devices) == 1 and next(iter(devices)).type == "cuda"
         known = _LOSSES[loss]() if isinstance(loss, str) and loss in _LOSSES else loss
         collector = Collector(units, sharing, max_factor)
         self._watcher = Watcher(model, collector, _as_loss(known), fisher, num_samples, loss_scale, tf32, seed)
@@ -370,7 +371,7 @@ class KFAC(torch.optim.Optimizer):
             return tuple(moves[name].contiguous() for name in names)
 
         place = place_of(x for space in spaces for x in (space.values, space.left, space.right) if x is not None)
-        deltas = torch.tensor(list(dampings.values()), device=spaces[0].values.device)
+        deltas = torch.tensor(list(dampings.values()), dtype=torch.float64, device=spaces[0].values.device)
         inputs = [deltas, *(grads[name] for name in names)]
         moves = self._recordings.run((tuple(names), place), recorded, inputs, lend=True)
         return dict(zip(names, moves, strict=True))

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,17 +23,26 @@ from ..operators.layer_factors import Bases, Collector, FisherKind, Statistics, 
 from ..replay import tensor_cores
 from ..space import random_uniform
 
-_UNSEEN = ContextVar("unseen", default=False)
+_UNSEEN = "ritz.unseen"
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Backward passes inside are not the ones that any optimiser waits for, and leave it waiting."""
-    token = _UNSEEN.set(True)
+    """Backward passes inside are not the ones that any optimiser waits for, and leave it waiting.
+
+    On a GPU hooks run in threads of autograd's own: torch takes its objects of a thread there, and a ContextVar stays
+    behind.
+    """
+    before = _is_unseen()
+    torch._C._stash_obj_in_tls(_UNSEEN, True)
     try:
         yield
     finally:
-        _UNSEEN.reset(token)
+        torch._C._stash_obj_in_tls(_UNSEEN, before)
+
+
+def _is_unseen() -> bool:
+    return torch._C._is_key_in_tls(_UNSEEN) and bool(torch._C._get_obj_in_tls(_UNSEEN))
 
 
 class Pass:
@@ -160,7 +168,7 @@ class Watcher:
 
     def _arrived(self, seen: Pass, grad: Tensor) -> None:
         """The gradient of the user's loss in the outputs."""
-        if _UNSEEN.get():
+        if _is_unseen():
             return
         out = seen.out
         recorder = seen.take()

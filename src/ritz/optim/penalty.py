@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, tensors_of, with_tensors
+from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, skeleton, tensors_of, with_tensors
 from ..convolutions import SmoothConvolutions
 from ..errors import UnsupportedError
 from ..modes import Forward, Whole, unwrapped
-from ..replay import Recordings, is_static, modes_of, place_of
+from ..replay import Recordings, is_static, place_of, settings_of
 from ..space import ParamSpace, random_uniform
 from .passes import unseen
 
@@ -34,6 +34,7 @@ Form = Literal["ggn", "hessian"]
 LossName = Literal["cross_entropy", "mse", "bce"]
 
 IGNORED = -100  # torch's label of an item that does not count
+_UNREACHED = "the outputs do not depend on any parameter of the model that is trained: there is no trace to lower"
 _CHOICES = {
     "form": ("ggn", "hessian"),
     "loss": ("cross_entropy", "mse", "bce"),
@@ -67,7 +68,8 @@ class TracePenalty:
         replay: On a GPU, record the penalty and its gradient as one CUDA graph and replay it: the gradient is then made
             in the call and given out by `backward`. Each call of the model must be the same sequence of operations for
             inputs of one shape. None does so where that is known, which is where all modules are torch.nn's own; not
-            under autocast. A recording keeps the memory that a pass needs.
+            under autocast, nor for inputs that want a gradient. A recording keeps the memory that a pass needs, and
+            what it gives can be differentiated once.
         force: Allow the Hessian form with BatchNorm in training mode. There a layer's weights w and c w give the same
             loss, so that Tr H(c w) = Tr H(w) / c^2: once its trace is negative, ever smaller weights make the sum ever
             lower, without end (seed 002, section 6, saw training diverge). The GGN's trace is never negative.
@@ -141,7 +143,8 @@ class TracePenalty:
             return mean * self.eta
         part = data[1]  # items are not evenly spread over samples: the mean is over those of the whole batch
         share = 1.0 if rows is None else size / len(rows)
-        return mean * _as(mean, self._num_items(part) * share / self._num_items(labels)) * self.eta
+        items, every = (_as(mean, self._num_items(y)) for y in (part, labels))
+        return mean * (share * items / every) * self.eta
 
     def on_outputs(self, out: Tensor, model: nn.Module, y: Tensor | None = None) -> Tensor:
         """The same in the GGN form from the outputs of the pass that the loss has anyway, on all of the batch.
@@ -199,9 +202,9 @@ class TracePenalty:
             pulled = torch.autograd.grad(
                 out, leaves, root.to(out.dtype), retain_graph=True, create_graph=keep, allow_unused=True
             )
-            total: Tensor = _SquaredNorm.apply(  # type: ignore[no-untyped-call]
-                *(_wide(g) for g in pulled if g is not None)
-            )
+            if not (used := [_wide(g) for g in pulled if g is not None]):
+                raise ValueError(_UNREACHED)
+            total: Tensor = _SquaredNorm.apply(*used)  # type: ignore[no-untyped-call]
         return total / _as(total, self._num_items(out if labels is None else labels))
 
     def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], x: Any, y: Tensor, origins: Tensor) -> Tensor:
@@ -227,7 +230,7 @@ class TracePenalty:
             return False
         if self.replay is None and (device.type != "cuda" or self.forward is not None or not is_static(run.modules)):
             return False
-        return only_tensors(data)
+        return only_tensors(data) and not any(t.requires_grad for t in tensors_of(data))
 
     def _replayed(self, run: "_Run", params: Mapping[str, Tensor], data: Any, origins: Tensor) -> Tensor:
         """The same as `_mean`, its gradient made along with it."""
@@ -239,9 +242,9 @@ class TracePenalty:
                 grads = torch.autograd.grad(mean, tuple(leaves.values()), materialize_grads=True)
             return mean.detach(), *grads
 
-        buffers = (b for m in run.modules for b in m._buffers.values() if b is not None)
-        place = place_of((*params.values(), *buffers))
-        key = (self.form, self.loss, self.class_dim, tuple(params), place, modes_of(run.modules))
+        own = (t for m in run.modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+        place = place_of(own), settings_of(run.modules)
+        key = (self.form, self.loss, self.class_dim, tuple(params), place, skeleton(data))
         mean, *grads = self._recordings.run(key, recorded, [origins, *tensors_of(data)])
         known: Tensor = _Known.apply(mean, grads, *params.values())  # type: ignore[no-untyped-call]
         return known
@@ -286,7 +289,7 @@ class TracePenalty:
         if self.loss == "cross_entropy" and out.ndim < 2:
             raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
         if self.form == "ggn" and not out.requires_grad:
-            raise ValueError("the outputs do not depend on any parameter that is trained: there is no trace to lower")
+            raise ValueError(_UNREACHED)
 
     def _hessian_targets(self, model: nn.Module, y: Tensor | None) -> Tensor:
         """The targets, where the Hessian form may be used."""
@@ -331,7 +334,7 @@ class _Run:
 
 
 class _Known(torch.autograd.Function):
-    """A value whose gradients in the parameters are known already."""
+    """A value whose gradients in the parameters are known already, as numbers."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, grads: list[Tensor], *params: Tensor) -> Tensor:
@@ -339,9 +342,13 @@ class _Known(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *torch._foreach_mul(ctx.grads, grad.to(ctx.grads[0].dtype))
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the gradient of a replayed penalty cannot be differentiated again (create_graph=True): make it with "
+                "TracePenalty(..., replay=False)"
+            )
+        return None, None, *torch._foreach_mul(ctx.grads, grad)
 
 
 class _SquaredNorm(torch.autograd.Function):
