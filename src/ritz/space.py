@@ -203,6 +203,16 @@ def random_uniform(size: int, key: tuple[object, ...], device: torch.device | st
     return _uniform(random_bits(size, key, device, start))
 
 
+def random_signs(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
+    """Random signs, float32: elements start ... start + size - 1 of the stream named by `key`.
+
+    Example:
+        >>> random_signs(4, ("a", 0)).abs().tolist()
+        [1.0, 1.0, 1.0, 1.0]
+    """
+    return _signs(random_bits(size, key, device, start))
+
+
 def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """64 random bits for each element: SplitMix64 (Steele, Lea and Flood 2014) at counter = element.
 

@@ -19,7 +19,7 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Risk
-from ..space import ParamSpace, random_uniform
+from ..space import ParamSpace, random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
@@ -284,8 +284,7 @@ class KFACOperator(Operator):
             count = stack.shape[1]
             start = batch.start * (count // batch.size)
             keys = [("kronecker", self.seed, next(number)) for _ in stack]
-            uniform = torch.stack([random_uniform(count, key, self.device, start) for key in keys])
-            signs = torch.where(uniform < 0.5, -1.0, 1.0).to(stack)
+            signs = torch.stack([random_signs(count, key, self.device, start) for key in keys]).to(stack)
             yield stack * signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
 
     # ------------------------------------------------------------------------------------------- what it gives

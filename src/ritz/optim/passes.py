@@ -21,7 +21,7 @@ from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, defau
 from ..operators.base import full_precision
 from ..operators.layer_factors import Bases, Collector, FisherKind, Statistics, add_up, collect, item_cotangents
 from ..replay import tensor_cores
-from ..space import random_uniform
+from ..space import random_signs, random_uniform
 
 _UNSEEN = "ritz.unseen"
 
@@ -257,8 +257,9 @@ class Watcher:
 
     def _signs(self, stack: Tensor) -> Tensor:
         """A sign for each cotangent and sample."""
-        uniform = self._uniforms(stack.device)(stack.shape[0] * stack.shape[1], "sign")
-        signs = torch.where(uniform < 0.5, -1.0, 1.0).to(stack)
+        self.draws += 1
+        key = ("kfac", self.seed, self.draws, "sign")
+        signs = random_signs(stack.shape[0] * stack.shape[1], key, stack.device).to(stack)
         return signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
 
 
