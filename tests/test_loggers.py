@@ -115,6 +115,21 @@ def test_rows_are_on_disk_when_the_process_is_killed(tmp_path):
     assert read(path).column("loss") == ([0, 1, 2, 3, 4], [0.0, 0.5, 1.0, 1.5, 2.0])
 
 
+def test_a_disk_that_takes_a_piece_of_a_line_does_not_spoil_the_next(tmp_path):
+    resource = pytest.importorskip("resource")
+    log = JSONLines(tmp_path / "log.jsonl")
+    log.log({"loss": 2.0}, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 9, before[1]))  # bytes of any one file
+    try:
+        with pytest.raises(OSError, match="no room for a line of the log"):
+            log.log({"loss": 1.0}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.log({"loss": 0.5}, 3)
+    assert read(log.path).column("loss") == ([1, 3], [2.0, 0.5])
+
+
 @pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"loss": 2.0}', '{"step": 1, "loss": "high"}', ""])
 def test_a_line_in_the_middle_that_is_no_row_is_refused(line, tmp_path):
     path = tmp_path / "log.jsonl"

@@ -1,12 +1,17 @@
 """Trees of plain values and tensors on disk: what loads is what was saved, types and keys included."""
 
+import hashlib
 import json
+import os
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
+from ritz import storage
 from ritz.storage import load, save
 
 
@@ -93,3 +98,48 @@ def test_a_key_that_json_cannot_hold_is_refused_before_anything_is_written(tmp_p
     with pytest.raises(TypeError, match="cannot save a function"):
         save({"schedule": same}, tmp_path / "tree")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_load_back_as_plain_ones(tmp_path):
+    found = load(save([np.float64("inf"), np.float64("-inf"), np.float64("nan"), np.float64(0.1)], tmp_path / "tree"))
+    assert same(found, [float("inf"), -float("inf"), float("nan"), 0.1])
+
+
+def test_a_disk_that_is_full_leaves_the_old_result_and_nothing_else(tmp_path, monkeypatch):
+    path = save({"loss": 1.0}, tmp_path / "tree")
+    monkeypatch.setattr(storage.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        save({"loss": 2.0}, tmp_path / "tree")
+    assert load(path) == {"loss": 1.0}
+    assert [p.name for p in tmp_path.iterdir()] == ["tree.json"]
+
+
+def test_two_processes_may_save_at_once(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def meanwhile(file):  # another one begins and ends while this one is writing
+        monkeypatch.setattr(storage.os, "fsync", real)
+        save({"loss": 2.0, "x": torch.zeros(2)}, tmp_path / "tree")
+        real(file)
+
+    monkeypatch.setattr(storage.os, "fsync", meanwhile)
+    mine = {"loss": 1.0, "x": torch.ones(2)}
+    assert same(load(save(mine, tmp_path / "tree")), mine)
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(storage.os, name, lambda *args, name=name, real=real: (calls.append(name), real(*args)))
+    save({"x": torch.ones(2)}, tmp_path / "tree")
+    assert calls == ["fsync", "replace"] * 2
+
+
+def test_a_file_from_before_lists_and_strides_were_kept_loads_as_it_did(tmp_path):
+    tree = {"map": [["x", {"tensor": "/x"}], ["sizes", {"tuple": [1, {"tuple": [{"float": "inf"}, None]}]}]]}
+    text = json.dumps({"format": 1, "tensors": 1, "result": tree}, indent=1)
+    (tmp_path / "old.json").write_text(text)
+    mark = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    save_file({"/x": torch.arange(3.0)}, tmp_path / "old.safetensors", {"text": mark})
+    assert same(load(tmp_path / "old"), {"x": torch.arange(3.0), "sizes": (1, (float("inf"), None))})

@@ -7,6 +7,7 @@
 Here are those that need no other package: `Memory` and `JSONLines`; `Fanout` is for several at once.
 """
 
+import errno
 import json
 import logging
 import math
@@ -126,8 +127,12 @@ class JSONLines:
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Append a row."""
         row = {name: _written(value) for name, value in _row(scalars, step).items()}
-        with self.path.open("ab") as file:
-            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        with self.path.open("ab", buffering=0) as file:
+            start = file.tell()
+            if file.write(line) != len(line):  # a full disk takes a piece: the next line must not begin within it
+                file.truncate(start)
+                raise OSError(errno.ENOSPC, "no room for a line of the log", str(self.path))
 
 
 class Fanout:

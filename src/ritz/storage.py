@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,20 @@ def save(result: Any, path: str | os.PathLike[str]) -> Path:
     if tensors:
         mark = {"text": _mark(text)}
         _replace(stem.with_name(stem.name + ".safetensors"), lambda part: save_file(tensors, part, mark))
-    _replace(stem.with_name(stem.name + ".json"), lambda part: part.write_text(text, encoding="utf8"))
-    return stem.with_name(stem.name + ".json")
+    return write_text(stem.with_name(stem.name + ".json"), text)
+
+
+def write_text(target: Path, text: str) -> Path:
+    """A file of text, whole or as it was before.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_text(Path(folder) / "run.json", "{}").read_text()
+        '{}'
+    """
+    _replace(target, lambda part: part.write_text(text, encoding="utf8"))
+    return target
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -160,9 +173,16 @@ def _stem(path: str | os.PathLike[str]) -> Path:
 
 
 def _replace(target: Path, write: Callable[[Path], Any]) -> None:
-    part = target.with_name(target.name + ".part")
-    write(part)
-    os.replace(part, target)
+    """Write beside the target and move there what is on the disk: neither a kill nor a power cut leaves a torn file."""
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # its own: two processes may save at once
+    try:
+        write(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:  # a full disk: what there is of the part would keep it full
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _order(tensor: Tensor) -> list[int]:
@@ -198,7 +218,7 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         items = [_encode(item, f"{where}/{i}", tensors) for i, item in enumerate(node)]
         return {"list" if isinstance(node, list) else "tuple": items}
     if isinstance(node, float) and not math.isfinite(node):
-        return {"float": repr(node)}  # JSON has no infinities
+        return {"float": repr(float(node))}  # JSON has no infinities; NumPy's float64 calls itself by its type
     if node is None or isinstance(node, str | int | float | bool):
         return node
     if isinstance(node, numbers.Integral):  # a seed of NumPy's

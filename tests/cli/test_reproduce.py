@@ -65,6 +65,14 @@ def test_what_cannot_be_done_is_one_line_and_status_2(words, message, tmp_path, 
     assert len(error.splitlines()) == 1
 
 
+def test_a_folder_that_cannot_be_made_is_told_of_before_any_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["reproduce", "margins", "affine", "--out", str(tmp_path / "file")]) == 2
+    told = capsys.readouterr()
+    assert "File exists" in told.err
+    assert told.out == ""
+
+
 def test_ctrl_c_ends_with_its_own_status(monkeypatch, tmp_path, capsys):
     def stop(*_):
         raise KeyboardInterrupt

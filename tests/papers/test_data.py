@@ -83,6 +83,12 @@ def test_normalisation_is_that_of_each_channel():
         norm(pixels[:, :1])
 
 
+def test_normalisation_leaves_images_that_are_numbers_already_alone():
+    numbers = torch.full((1, 1, 2, 2), 255.0)
+    assert Norm((0.5,), (0.5,))(numbers, numbers.dtype).unique().tolist() == [1.0]
+    assert numbers.unique().tolist() == [255.0]
+
+
 # --------------------------------------------------------------------------------------------- idx files
 
 
@@ -150,6 +156,8 @@ def test_flat_images_from_minus_one_to_one_are_those_that_the_papers_norm_gives(
         pixels, labels = load("MNIST", tmp_path, split=split, check=False)
         torch.testing.assert_close(X, find("MNIST").norm("mlp")(pixels).flatten(1))
         assert torch.equal(y, labels)
+    with pytest.raises(ValueError, match="digits is not of MNIST's kind"):
+        load_images("digits")
 
 
 def test_labels_must_fit_the_images_and_the_classes(small, tmp_path):

@@ -107,6 +107,11 @@ def test_images_without_channels_and_a_negative_padding_are_refused():
         augment(some_images(1), (0, 0, 0), padding=-1)
 
 
+def test_bytes_are_refused_where_images_are_said_to_be_normalised():
+    with pytest.raises(ValueError, match=r"images of torch\.uint8 are not normalised yet: leave norm out"):
+        augment(some_images(1), (0, 0, 0), norm=CIFAR)
+
+
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_images_and_never_waits_for_the_host():
     images = some_images(64, 3, 32, 32)

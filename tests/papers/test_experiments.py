@@ -1,12 +1,15 @@
 """The table of experiments: every one runs at smoke budget, and what it writes can be read."""
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from ritz.papers import experiments
+from ritz import storage
+from ritz.papers.base import Claim
 from ritz.papers.experiments import EXPERIMENTS, PAPERS, Experiment, Outcome, Setting, find, reproduce
 
 
@@ -48,7 +51,7 @@ def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(folder, tmp_pat
 
 @pytest.mark.parametrize("paper", ["false-friend", "pac-bayes"])
 def test_the_network_of_the_papers_runs_at_smoke_budget_on_the_real_images(paper, monkeypatch):
-    root = experiments.os.environ.get("RITZ_DATA")
+    root = os.environ.get("RITZ_DATA")
     if root is None:
         pytest.skip("RITZ_DATA is not set: it names the folder with MNIST and the other data sets")
     outcome = reproduce(find(paper, "mlp")[0], Setting("smoke", Path(root)))
@@ -70,7 +73,12 @@ def test_what_is_not_there_is_refused_with_what_is():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"budget": "long"}, "budget must be one of smoke, short, paper"), ({"seeds": 1}, "two seeds or more, got 1")],
+    [
+        ({"budget": "long"}, "budget must be one of smoke, short, paper"),
+        ({"seeds": 1}, "two seeds or more, got 1"),
+        ({"device": "gpu"}, "device 'gpu' is not to be had here"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not to be had here"),
+    ],
 )
 def test_a_bad_setting_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -82,11 +90,24 @@ def test_missing_images_are_told_of_before_any_work(tmp_path):
         reproduce(find("margins")[0], Setting("smoke", tmp_path / "nowhere"))
 
 
+def test_what_is_not_finite_is_written_as_json(tmp_path):
+    claims = [Claim(paper="seed 003", where="", text="é", expected=1.0, measured=math.nan)]
+    rows = [{"seed": 0, "loss": [1.0, math.inf]}]
+    target = Outcome(Experiment("margins", "x", "", "", None), Setting(), rows, claims, 0.0).write(tmp_path)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    written = json.loads(target.read_text(encoding="utf8"), parse_constant=refuse)
+    assert written["rows"] == [{"seed": 0, "loss": [1.0, "inf"]}]
+    assert written["claims"][0]["measured"] == "nan"
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     outcome = Outcome(Experiment("margins", "x", "", "", None), Setting(), [], [], 0.0)
     target = outcome.write(tmp_path)
     before = target.read_text()
-    monkeypatch.setattr(experiments.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(storage.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         outcome.write(tmp_path)
     assert target.read_text() == before

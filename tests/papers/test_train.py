@@ -217,6 +217,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(victim, tmp_
         train(ARMS["KFAC, learned"], data(), folder=tmp_path, log_every=4)
     monkeypatch.undo()
     assert sorted(p.name for p in tmp_path.glob("epoch-*.json")) == ["epoch-000002.json"]
+    (tmp_path / f"epoch-000004.{victim}.0a1b2c3d.part").write_bytes(b"torn")
+    (tmp_path / "run.json.0a1b2c3d.part").write_bytes(b"torn")
     done = train(ARMS["KFAC, learned"], data(), folder=tmp_path, log_every=4)
     assert_same(done, whole("KFAC, learned"))
     names = {"epoch-000004.json", "epoch-000004.safetensors", "log.jsonl", "run.json"}
@@ -312,6 +314,23 @@ def test_a_folder_of_other_data_is_refused(tmp_path):
         train(SGD, data(), folder=tmp_path)
 
 
+def test_images_that_differ_anywhere_but_in_a_corner_are_other_data():
+    images = torch.zeros(4096, 9)
+    others = images.clone()
+    others[:, 4] = 1.0
+    assert checkpoints._look(images) != checkpoints._look(others)
+    assert checkpoints._look(others) == checkpoints._look(others.clone())
+
+
+def test_a_log_of_something_else_is_not_cut_off(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1, "loss": 2.0}\n')
+    with pytest.raises(ValueError, match=r"log\.jsonl and no run\.json that says of what"):
+        train(SGD, data(), folder=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+    assert len(read(log).rows) == 1
+
+
 def test_what_has_no_name_has_no_fingerprint_but_trains_without_a_folder(tmp_path):
     recipe = replace(SGD, model=lambda: nn.Linear(5, 3), epochs=1)
     with pytest.raises(TypeError, match=r"recipe\.model has .*<lambda>, which has no name"):
@@ -320,6 +339,26 @@ def test_what_has_no_name_has_no_fingerprint_but_trains_without_a_folder(tmp_pat
     assert train(recipe, data()).stop == "finished"
     with pytest.raises(TypeError, match=r"recipe\.model has Linear, which has no name"):
         fingerprint(replace(SGD, model=nn.Linear(1, 1)))
+
+
+class Wide(nn.Linear):
+    @classmethod
+    def made(cls) -> nn.Module:
+        return cls(5, 3)
+
+    def shifted(self, x: torch.Tensor, key: tuple[int, int, int]) -> torch.Tensor:
+        return self(x)
+
+
+class Wider(Wide):
+    pass
+
+
+def test_a_method_is_known_by_its_class_and_not_without_the_settings_of_its_object():
+    assert fingerprint(replace(SGD, model=Wide.made)) != fingerprint(replace(SGD, model=Wider.made))
+    with pytest.raises(TypeError, match=r"recipe\.augment has Wide\.shifted, which has no name"):
+        fingerprint(replace(SGD, augment=Wide(5, 5).shifted))
+    assert fingerprint(replace(SGD, schedule=math.sqrt)) != fingerprint(replace(SGD, schedule=math.exp))
 
 
 # ---------------------------------------------------------------------------------------------------- the loop
@@ -455,6 +494,19 @@ def test_more_can_be_measured_after_each_epoch():
     assert equal(done.model.state_dict(), train(replace(SGD, epochs=3), data()).model.state_dict())
 
 
+def frozen_norm() -> nn.Module:
+    model = network()
+    model[1].eval()
+    return model
+
+
+def test_what_is_measured_leaves_frozen_modules_frozen():
+    recipe = replace(SGD, model=frozen_norm, epochs=2)
+    measured = train(recipe, data(), measure=lambda model, epoch: {"one": 1.0})
+    assert equal(measured.model.state_dict(), train(recipe, data()).model.state_dict())
+    assert int(measured.model[1].num_batches_tracked) == 0
+
+
 def test_targets_that_are_not_classes_have_no_accuracy():
     recipe = replace(SGD, model=partial(nn.Linear, 5, 1), loss=nn.MSELoss, epochs=1, loss_bound=100.0)
     X, _ = data()["train"]
@@ -561,6 +613,8 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
         ({"test": (X, y)}, "'train' among its names, got test"),
         ({"train": (X, y[1:])}, "train has 44 inputs and 43 targets"),
         ({"train": (X[:0], y[:0])}, "one at least"),
+        ({"train": (X, y.to("meta"))}, "train has inputs on cpu, targets on meta; 'train' is on cpu"),
+        ({"train": (X, y), "val": (X.to("meta"), y.to("meta"))}, "val has inputs on meta, .* 'train' is on cpu"),
     ):
         with pytest.raises(ValueError, match=match):
             train(SGD, bad, folder=path)
@@ -571,6 +625,8 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
         train(replace(SGD, batch_size=64, drop_last=True), data(), folder=path)
     with pytest.raises(ValueError, match=r"needs data\['val'\] to decide by, got train"):
         train(ARMS["SGD averaged by val"], {"train": (X, y)}, folder=path)
+    with pytest.raises(ValueError, match=r"accuracy on data\['val'\]: its targets are no classes"):
+        train(ARMS["SGD averaged by val"], {"train": (X, y), "val": (X, X[:, :1])}, folder=path)
     with pytest.raises(ValueError, match="Gadam averages its iterates itself"):
         train(replace(ARMS["Gadam"], averaging=Averaging()), data(), folder=path)
     with pytest.raises(ValueError, match=r"in \[0, 1\), got 161"):

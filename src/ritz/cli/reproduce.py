@@ -35,7 +35,9 @@ def run(
         return 0
     try:
         setting = experiments.Setting(budget, data, device, seeds)  # type: ignore[arg-type]
-        for experiment in experiments.find(paper, item):
+        found = experiments.find(paper, item)
+        out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
+        for experiment in found:
             with _shown(console) as progress:
                 outcome = experiments.reproduce(experiment, setting, progress)
             _print(console, outcome)

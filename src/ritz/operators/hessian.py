@@ -40,8 +40,8 @@ class Hessian(RiskOperator):
 
     Args:
         risk: The risk.
-        route: How products are taken. "auto" tries the exact routes on the first batch and keeps "forward", unless
-            "reverse" takes less than half the time; where they disagree, or only one works, it is held against
+        route: How products are taken. "auto" tries the exact routes on the first batch and keeps "reverse", unless
+            "forward" takes less than half the time; where they disagree, or only one works, it is held against
             differences of the gradient, and where none works these are taken, with a `NumericalWarning`. After the
             first product `route` and the convention say which it is.
 
@@ -169,8 +169,9 @@ class Hessian(RiskOperator):
         images = {route: image for route, (_, image) in tried.items()}
         if len(tried) < 2 or not self._agree(*images.values()):
             return self._arbitrate(params, batch, rows, images)
-        # forward mode unless reverse takes less than half of its time, so that two runs do not differ by the clock
-        quick = {route: seconds * (1.0 if route == "forward" else 2.0) for route, (seconds, _) in tried.items()}
+        # Reverse mode, which is mostly the faster, unless forward takes less than half of its time: so seldom near a
+        # tie that two runs do not differ by the clock.
+        quick = {route: seconds * (1.0 if route == "reverse" else 2.0) for route, (seconds, _) in tried.items()}
         best = min(quick, key=lambda route: quick[route])
         log.info("Hessian products by the %s route", best)
         return best
@@ -228,15 +229,19 @@ def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor]
 
 
 def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> tuple[float, Tensor]:
-    """Seconds of the better of two calls after a first one, and what it gave."""
+    """Seconds of the better of two calls after a first one, and what it gave.
+
+    On a CPU those of this process, which other work on the machine does not lengthen.
+    """
     result = fn()[0]
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(2):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        start = time.perf_counter()
+        start = clock()
         fn()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return min(times), result

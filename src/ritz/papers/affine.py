@@ -20,8 +20,8 @@ from ..results import Estimate, from_samples
 from ..risk import Risk
 from ..space import random_uniform
 from .base import Claim
+from .data.images import Data
 
-Data = tuple[Tensor, Tensor]  # images (N, d), labels (N,)
 Progress = Callable[[int, int], None]  # (done, total)
 
 NUM_IMAGES = 1000
@@ -71,7 +71,7 @@ def estimates(model: nn.Linear, X: Tensor, probes: int, seed: int) -> Tensor:
     Example:
         >>> model = nn.Linear(1, 2)
         >>> _ = nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-        >>> float(estimates(model, torch.tensor([[3.0]]), probes=4000, seed=0)) / 5 - 1 < 0.1  # (9 + 1) / 2
+        >>> abs(float(estimates(model, torch.tensor([[3.0]]), probes=4000, seed=0)) - 5) < 0.5  # (9 + 1) / 2
         True
     """
     generator = torch.Generator().manual_seed(seed)

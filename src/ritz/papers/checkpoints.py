@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..storage import load, save
+from ..space import random_bits
+from ..storage import load, save, write_text
 from .recipe import Recipe, describe, fingerprint
 
 FORMAT = 1
@@ -63,8 +64,9 @@ class Folder:
         there = self._read()
         if there is not None:
             _refuse_other(there, own, self.path)
-        elif self._checkpoints():
-            raise ValueError(f"{self.path} has checkpoints and no run.json that says of what: name another folder")
+        elif self._checkpoints() or self.log.exists():
+            has = "checkpoints" if self._checkpoints() else self.log.name
+            raise ValueError(f"{self.path} has {has} and no run.json that says of what: name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         self._about = {**own, "starts": [] if there is None else there["starts"]}
         self._write()
@@ -90,8 +92,9 @@ class Folder:
     def keep(self, epoch: int, state: Mapping[str, Any]) -> None:
         """Write the state after an epoch, and then remove those before."""
         new = save(state, self.path / f"epoch-{epoch:06d}")
-        for old in [*self._checkpoints(), *sorted(self.path.glob("epoch-*"))]:  # a text goes before its tensors
-            if old.stem.split(".")[0] != new.stem:
+        torn = self.path.glob("run.json.*.part")
+        for old in [*self._checkpoints(), *sorted(self.path.glob("epoch-*")), *torn]:  # a text goes before its tensors
+            if old not in (new, new.with_suffix(".safetensors")):
                 old.unlink(missing_ok=True)
 
     def _checkpoints(self) -> list[Path]:
@@ -99,9 +102,7 @@ class Folder:
         return sorted(self.path.glob("epoch-*.json"))
 
     def _write(self) -> None:
-        part = self.path / "run.json.part"
-        part.write_text(json.dumps(self._about, indent=1) + "\n", encoding="utf8")
-        os.replace(part, self.path / "run.json")
+        write_text(self.path / "run.json", json.dumps(self._about, indent=1) + "\n")
 
     def _read(self) -> Any:
         source = self.path / "run.json"
@@ -128,8 +129,10 @@ def _difference(there: Any, own: Any, where: str) -> str:
 
 
 def _look(tensor: Tensor) -> str:
-    """Shape, type and a mark of some entries, spread evenly: cheap, and enough to tell data from other data."""
-    flat = tensor.detach().reshape(-1)
-    some = flat[:: max(1, len(flat) // _LOOKS)].cpu().contiguous()
+    """Shape, type and a mark of some entries: cheap, and enough to tell data from other data."""
+    some = tensor.detach().reshape(-1)
+    if len(some) > _LOOKS:  # drawn, since evenly spread ones may all be one corner of the images, and black
+        some = some[random_bits(_LOOKS, ("look",), some.device).remainder(len(some))]
+    some = some.cpu().contiguous()
     mark = hashlib.blake2b(some.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
     return f"{tuple(tensor.shape)} {tensor.dtype} {mark}"

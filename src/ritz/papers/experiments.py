@@ -9,7 +9,6 @@ A run writes `PAPER/ITEM.json`: settings, versions, machine, the rows that were 
 
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, get_args
 import torch
 
 from ..results import Estimate
+from ..storage import write_text
 from . import affine, logistic_damping, logistic_damping_claims, mnist_mlp, mnist_mlp_claims
 from .base import Claim
 from .data.images import load_images
@@ -51,6 +51,10 @@ class Setting:
             raise ValueError(f"budget must be one of {', '.join(get_args(Budget))}, got {self.budget!r}")
         if self.seeds is not None and self.seeds < 2:
             raise ValueError(f"error bars need two seeds or more, got {self.seeds}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from error
 
     def pick(self, smoke: int, short: int, paper: int) -> int:
         """The number for this budget."""
@@ -94,10 +98,8 @@ class Outcome:
         """`folder`/PAPER/ITEM.json, whole or not at all."""
         target = folder / self.experiment.paper / f"{self.experiment.item}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(".part")
-        part.write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-        os.replace(part, target)
-        return target
+        text = json.dumps(_finite(self.plain()), indent=1, ensure_ascii=False, allow_nan=False)
+        return write_text(target, text + "\n")
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -111,7 +113,7 @@ class Outcome:
             "source": self.experiment.source,
             "setting": setting,
             "versions": {"ritz": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU",
+            "machine": torch.cuda.get_device_name(self.setting.device) if cuda else f"{platform.machine()} CPU",
             "seconds": round(self.seconds, 1),
             "claims": [plain_claim(claim) for claim in self.claims],
             "rows": self.rows,
@@ -132,10 +134,18 @@ def plain_claim(claim: Claim) -> dict[str, Any]:
     return found
 
 
-def _short(value: Any) -> float | str:
-    """Seven digits; JSON has no infinities."""
-    number = float(f"{float(value):.7g}")
-    return number if math.isfinite(number) else str(number)
+def _short(value: Any) -> float:
+    """Seven digits."""
+    return float(f"{float(value):.7g}")
+
+
+def _finite(node: Any) -> Any:
+    """Plain data with "nan", "inf" and "-inf" for what JSON has no numbers for."""
+    if isinstance(node, dict):
+        return {key: _finite(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_finite(item) for item in node]
+    return str(node) if isinstance(node, float) and not math.isfinite(node) else node
 
 
 # --------------------------------------------------------------------------------------------------- experiments

@@ -5,6 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,15 +108,22 @@ def evaluate(model: nn.Module, criterion: nn.Module, data: Data, batch_size: int
         >>> evaluate(model, nn.CrossEntropyLoss(), (torch.tensor([[0.0], [3.0]]), torch.tensor([0, 1])))
         {'loss': 3.3478, 'accuracy': 0.5}
     """
+    with _evaluating(model):
+        outputs = torch.cat([model(x) for x in data[0].split(batch_size)])
+    found = {"loss": float(criterion(outputs, data[1])), "accuracy": float(_accuracy(outputs, data[1]))}
+    return {name: value for name, value in found.items() if name == "loss" or not math.isnan(value)}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and every module in its own afterwards: some may be frozen in it."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        outputs = torch.cat([model(x) for x in data[0].split(batch_size)])
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
-    found = {"loss": float(criterion(outputs, data[1])), "accuracy": float(_accuracy(outputs, data[1]))}
-    return {name: value for name, value in found.items() if name == "loss" or not math.isnan(value)}
 
 
 # -------------------------------------------------------------------------------------------------- the loop
@@ -171,6 +179,8 @@ class Loop:
             average = IterateAverage(self.model, start, averaging.every, patience=averaging.patience)
         if average is not None and average.start is None and "val" not in self.data:
             raise ValueError(f"averaging from 'auto' on needs data['val'] to decide by, got {', '.join(self.data)}")
+        if average is not None and average.start is None and self.data["val"][1].is_floating_point():
+            raise ValueError("averaging from 'auto' on goes by the accuracy on data['val']: its targets are no classes")
         return average
 
     def _make_details(self) -> TrainingLog | None:
@@ -313,7 +323,8 @@ class Loop:
                 self.average.refresh(self.data["train"])
                 row |= self._evaluations("average/", self.average.model)
             if self.options.measure is not None:
-                row |= self.options.measure(self.model.eval(), self.epoch)
+                with _evaluating(self.model):
+                    row |= self.options.measure(self.model, self.epoch)
         self.logger.log(row, self.step)
 
     def _evaluations(self, prefix: str, model: nn.Module) -> dict[str, float]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -292,7 +293,11 @@ def describe(value: Any, where: str = "recipe") -> Any:
 def _named(value: Any, where: str) -> str:
     """Where a function or a class lives."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not callable(value) or not module or not name or "<" in name:
+    owner = getattr(value, "__self__", None)
+    if isinstance(owner, type) and not isinstance(value, type):  # a class method, which subclasses share by name
+        return f"{_named(owner, where)}.{value.__name__}"
+    bound = owner is not None and not isinstance(owner, ModuleType)  # a method says nothing of its object's settings
+    if not callable(value) or not module or not name or "<" in name or bound:
         kind = name or type(value).__name__
         raise TypeError(
             f"{where} has {kind}, which has no name to know it by when a run is resumed: use a function or a class at "

@@ -99,3 +99,6 @@ def _check(data: Mapping[str, Data]) -> None:
     for name, (X, y) in data.items():
         if not len(X) or len(X) != len(y):
             raise ValueError(f"{name} has {len(X)} inputs and {len(y)} targets: as many of both, and one at least")
+        devices = [str(tensor.device) for tensor in (X, y, data["train"][0])]
+        if len(set(devices)) > 1:
+            raise ValueError("{} has inputs on {}, targets on {}; 'train' is on {}: one device".format(name, *devices))

@@ -29,7 +29,7 @@ def augment(
         norm: By which the images were normalised; None where black is 0.
 
     Raises:
-        ValueError: If there are not four dimensions, or the padding is negative.
+        ValueError: If there are not four dimensions, the padding is negative, or bytes are given with a norm.
 
     Example:
         >>> images = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
@@ -39,6 +39,10 @@ def augment(
     if images.ndim != 4 or padding < 0:
         raise ValueError(
             f"expected images (N, channels, height, width) and padding >= 0, got {tuple(images.shape)} and {padding}"
+        )
+    if norm is not None and not images.is_floating_point():
+        raise ValueError(
+            f"images of {images.dtype} are not normalised yet: leave norm out, and normalise what comes out"
         )
     num, channels, height, width = images.shape
     bits = random_bits(3 * num, ("augment", *key), images.device).reshape(3, num, 1)

@@ -72,7 +72,7 @@ class Norm:
             raise ValueError(f"expected images (N, {len(self.mean)}, height, width), got {tuple(images.shape)}")
         # one number at a time: a tensor of them would be copied to the device, and the device waited for
         channels = [
-            image.to(dtype).div_(self.scale).sub_(mean).div_(std)
+            image.to(dtype, copy=True).div_(self.scale).sub_(mean).div_(std)
             for image, mean, std in zip(images.unbind(1), self.mean, self.std, strict=True)
         ]
         return torch.stack(channels, dim=1)

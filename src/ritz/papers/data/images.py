@@ -80,12 +80,16 @@ def load_images(
 
     Raises:
         FileNotFoundError: If the files are not there; it says where they were looked for.
+        ValueError: If it is another data set.
 
     Example:
         >>> load_images("MNIST", "nowhere")
         Traceback (most recent call last):
         FileNotFoundError: neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz is in nowhere/MNIST/raw; ...
     """
+
+    if find(name).form != "idx":
+        raise ValueError(f"{name} is not of MNIST's kind, with grey pixels up to 255: read it with load")
 
     def part(split: Split) -> Data:
         images, labels = load(name, root, device, split, check=False)
