@@ -624,3 +624,15 @@ def test_a_rule_that_gives_no_number_and_a_step_out_of_turn_are_refused():
     state = {**damping.state_dict(), "starts": [0.1, 0.2]}
     with pytest.raises(ValueError, match="1 rules for 2 parameter groups, this AutoDamping 1 for 1"):
         damping.load_state_dict(state)
+
+
+def test_the_risk_of_another_model_is_refused():
+    (model, data), (other, _) = small(), small()
+    with pytest.raises(ValueError, match="trains no parameter of the risk's model"):
+        AutoDamping(torch.optim.Adam(model.parameters()), risk_of(other, data))
+
+
+def test_a_rule_that_is_a_class_is_refused():
+    model, data = small()
+    with pytest.raises(TypeError, match=r"not a class: rule=LedoitWolf\(\)"):
+        AutoDamping(torch.optim.Adam(model.parameters()), risk_of(model, data), rule=LedoitWolf)

@@ -900,7 +900,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
         (
             {"loss": "hinge"},
             ValueError,
-            "loss must be 'cross_entropy', 'mse', a torch loss or a ritz.Loss, got 'hinge'",
+            "loss must be 'cross_entropy', 'mse', 'bce', a torch loss or a ritz.Loss, got 'hinge'",
         ),
         ({"factor_every": 0}, ValueError, "factor_every must be at least 1, got 0"),
         ({"inverse_every": 0}, ValueError, "inverse_every must be at least 1, got 0"),
@@ -1135,3 +1135,15 @@ def test_a_loss_that_leaves_a_class_out_asks_for_the_targets(fisher):
     loss(model(torch.ones(4, 5)), torch.arange(4) % 3).backward()
     with pytest.raises(RuntimeError, match="which items are left out, those of class 0, is not known without targets"):
         opt.step()
+
+
+def test_a_binary_network_has_a_loss_of_its_own_and_one_class_is_refused():
+    model, x, y = nn.Linear(5, 1), draw(8, 5), (draw(8, 1, seed=1) > 0).double()
+    _opt = KFAC(model, 0.1, 0.1)
+    with pytest.raises(ValueError, match="cross-entropy of one class has no curvature"):
+        model(x)
+    model = nn.Linear(5, 1)
+    opt = KFAC(model, 0.1, 0.1, loss="bce", fisher="type2")
+    F.binary_cross_entropy_with_logits(model(x), y).backward()
+    opt.step()
+    assert float(opt.eigenvalues()[""].max()) > 0

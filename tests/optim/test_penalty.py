@@ -664,3 +664,15 @@ def test_on_a_gpu_a_model_may_count_on_the_strides_of_a_convolution(form):
     here = TracePenalty(1.0, form=form)(model, x, y)
     there = TracePenalty(1.0, form=form)(model.cuda(), x.cuda(), y.cuda())
     torch.testing.assert_close(there.cpu(), here)
+
+
+def test_where_the_classes_are_is_asked_for_if_labels_do_not_tell():
+    out, model = torch.randn(2, 3, 4), nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"where the classes are in outputs \(\d, 3, 4\) is not known without labels"):
+        TracePenalty(1.0)(model, out)
+    assert TracePenalty(1.0, class_dim=-1)(model, out).item() > 0
+
+
+def test_cross_entropy_of_one_class_is_refused():
+    with pytest.raises(ValueError, match="one class has no curvature; a binary network has loss='bce'"):
+        TracePenalty(1.0)(nn.Linear(4, 1), torch.randn(2, 4))

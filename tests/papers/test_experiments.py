@@ -64,6 +64,10 @@ def test_every_experiment_has_a_paper_and_a_name_of_its_own():
     assert len({(one.paper, one.item) for one in EXPERIMENTS}) == len(EXPERIMENTS)
 
 
+def test_a_paper_is_known_by_its_number_too():
+    assert find("003") == find("margins")
+
+
 def test_what_is_not_there_is_refused_with_what_is():
     with pytest.raises(ValueError, match="no paper is called 'flatness'; there are false-friend, pac-bayes, margins"):
         find("flatness")

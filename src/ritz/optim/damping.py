@@ -8,7 +8,7 @@ estimates here have no bias and tell their error: `ritz.curvature_noise`, or a p
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -63,7 +63,9 @@ class AutoDamping:
 
     Args:
         optimizer: Any torch optimiser.
-        risk: Model, loss and the training data without augmentation.
+        risk: Model, loss and the training data without augmentation. Its `mode` decides how BatchNorm is seen: "eval",
+            as the authors have it, by running statistics that lag behind training early on; "train" by those of the
+            batches, which is what the optimiser sees.
         every: Steps between refreshes.
         rule: What makes a damping of what is seen; the default is `NoiseVariance()`. A copy is kept.
         combine: For the rules that take it: "add" to the start value, or take it as a "floor".
@@ -120,6 +122,11 @@ class AutoDamping:
         if every < 1 or num_batches < 2 or (num_probes is not None and num_probes < 1):
             raise ValueError(
                 f"expected every >= 1, num_batches >= 2 and num_probes >= 1, got {every}, {num_batches}, {num_probes}"
+            )
+        trained, known = ({id(p) for p in params} for params in (_parameters(optimizer), risk.model.parameters()))
+        if not trained & known:
+            raise ValueError(
+                "the optimizer trains no parameter of the risk's model: give the risk of the model it trains"
             )
         rule = _prepared(rule, combine)
         self.optimizer, self.risk, self.every, self.seed = optimizer, risk, every, seed
@@ -353,8 +360,14 @@ class AutoDamping:
         self.risk.routes.update({tuple(names): route for names, route in state["routes"]})
 
 
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
 def _prepared(rule: DampingRule | None, combine: Combine | None) -> DampingRule:
     """A rule of one's own, with `combine` put in."""
+    if isinstance(rule, type):
+        raise TypeError(f"a rule is an object, not a class: rule={rule.__name__}()")
     rule = copy.deepcopy(rule) if rule is not None else NoiseVariance()
     if not hasattr(rule, "needs") or not callable(getattr(rule, "update", None)):
         raise TypeError(f"a rule has `needs` and `update(seen, step)`, got {type(rule).__name__}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NumericalWarning
-from ..losses import CrossEntropy, Loss, SquaredError, as_loss
+from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
 from ..operators.base import full_precision
 from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
@@ -21,8 +21,8 @@ from .groups import damping_of, decayed, grouped, rate_of, renamed
 from .passes import Watcher
 from .skipping import finite, tell_skipped
 
-LossName = Literal["cross_entropy", "mse"]
-_LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError}
+LossName = Literal["cross_entropy", "mse", "bce"]
+_LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError, "bce": BinaryCrossEntropy}
 
 
 class KFAC(torch.optim.Optimizer):
@@ -54,7 +54,7 @@ class KFAC(torch.optim.Optimizer):
         damping: delta, positive.
         fisher: "mc" (the true Fisher: labels drawn from the model), "type2" (the same without sampling) or "empirical"
             (the labels of the data: not the Fisher matrix, but what many implementations use).
-        loss: "cross_entropy", "mse", a torch loss with reduction="mean", or a `ritz.Loss`: what the outputs mean.
+        loss: "cross_entropy", "mse", "bce", a torch loss with reduction="mean", or a `ritz.Loss`.
         momentum: Of the preconditioned gradient, as in torch.optim.SGD.
         stat_decay: Of the running factors.
         factor_every: Steps between two updates of the factors; with gradient accumulation all passes of the step count.
@@ -426,7 +426,7 @@ class KFAC(torch.optim.Optimizer):
 
 def _as_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
-        raise ValueError(f"loss must be 'cross_entropy', 'mse', a torch loss or a ritz.Loss, got {loss!r}")
+        raise ValueError(f"loss must be 'cross_entropy', 'mse', 'bce', a torch loss or a ritz.Loss, got {loss!r}")
     return as_loss(loss)
 
 

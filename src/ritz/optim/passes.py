@@ -154,6 +154,7 @@ class Watcher:
         recorder.__exit__()
         if output is None or (isinstance(output, Tensor) and not output.requires_grad):
             return None
+        _refuse_one_class(self.loss, output)
         obstacle = _obstacle(self.loss, self.fisher, output)
         if obstacle is not None:
             self.waiting = Pass(recorder, output, obstacle)
@@ -302,6 +303,12 @@ def _num_items(loss: Loss, out: Tensor) -> int:
 
 def _class_dim(loss: CrossEntropy, out: Tensor) -> int:
     return 1 if loss.class_dim is None else loss.class_dim % out.ndim
+
+
+def _refuse_one_class(loss: Loss, output: Any) -> None:
+    known = isinstance(loss, CrossEntropy) and isinstance(output, Tensor) and output.ndim > 1
+    if known and output.shape[_class_dim(loss, output)] == 1:  # type: ignore[arg-type]
+        raise ValueError("cross-entropy of one class has no curvature; a binary network has KFAC(..., loss='bce')")
 
 
 def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:

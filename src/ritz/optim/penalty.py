@@ -62,7 +62,8 @@ class TracePenalty:
         form: "ggn", or "hessian", which wants targets too. The Hessian of a network with batch statistics is refused:
             see `force`.
         loss: Which loss the penalty is for. "cross_entropy" leaves out items labelled -100, where labels are given.
-        class_dim: Where an output has its classes; -1 for language models' (batch, tokens, classes).
+        class_dim: Where an output has its classes; -1 for language models' (batch, tokens, classes). None is 1, and is
+            asked for where outputs have more dimensions and no labels are given.
         forward: How the model reads `x`; by default model(x), model(*x) or model(**x) by the type of x.
         seed: Of samples and signs.
         replay: On a GPU, record the penalty and its gradient as one CUDA graph and replay it: the gradient is then made
@@ -91,7 +92,7 @@ class TracePenalty:
         form: Form = "ggn",
         *,
         loss: LossName = "cross_entropy",
-        class_dim: int = 1,
+        class_dim: int | None = None,
         forward: Forward | None = None,
         seed: int = 0,
         replay: bool | None = None,
@@ -104,7 +105,8 @@ class TracePenalty:
         for name, value in (("form", form), ("loss", loss)):
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, got {value!r}")
-        self.eta, self.fraction, self.form, self.loss, self.class_dim = eta, fraction, form, loss, class_dim
+        self.eta, self.fraction, self.form, self.loss = eta, fraction, form, loss
+        self.class_dim, self._asks = 1 if class_dim is None else class_dim, class_dim is None
         self.forward, self.seed, self.replay, self.force = forward, seed, replay, force
         self.calls = 0
         self._recordings = Recordings(most=2)
@@ -163,7 +165,7 @@ class TracePenalty:
         if self.form != "ggn":
             raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
         params = _trainable(unwrapped(model))
-        self._check_output(out)
+        self._check_output(out, self._labels(y))
         origins = self._origins(params, self._next_call()).to(out.device)
         with unseen():
             return self._pulled_back(out, params, self._labels(y), origins) * self.eta
@@ -186,7 +188,7 @@ class TracePenalty:
         with torch.enable_grad():
             seen = {name: p.view_as(p) for name, p in params.items()}  # not the model's own, as far as hooks can tell
             out = run(seen, x)
-        self._check_output(out)
+        self._check_output(out, y)
         return self._pulled_back(out, seen, y, origins)
 
     def _pulled_back(self, out: Tensor, params: Mapping[str, Tensor], labels: Tensor | None, origins: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class TracePenalty:
 
         def total(t: Tensor) -> Tensor:
             out = run({name: p + (t * probe[name]).to(p.dtype) for name, p in params.items()}, x)
-            self._check_output(out)
+            self._check_output(out, y)
             return _total(self.loss, out, y, self.class_dim)
 
         with torch.autocast(row.device.type, enabled=False):
@@ -280,7 +282,7 @@ class TracePenalty:
             return (like != IGNORED).sum().clamp(min=1)
         return like.numel() / like.shape[self.class_dim]
 
-    def _check_output(self, out: Any) -> None:
+    def _check_output(self, out: Any, labels: Tensor | None) -> None:
         if not isinstance(out, Tensor):
             raise TypeError(
                 f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
@@ -288,6 +290,13 @@ class TracePenalty:
             )
         if self.loss == "cross_entropy" and out.ndim < 2:
             raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
+        if self.loss == "cross_entropy" and self._asks and labels is None and out.ndim > 2:
+            raise ValueError(
+                f"where the classes are in outputs {tuple(out.shape)} is not known without labels: give them, or say "
+                "TracePenalty(..., class_dim=-1) for (batch, tokens, classes), class_dim=1 for images"
+            )
+        if self.loss == "cross_entropy" and out.shape[self.class_dim] == 1:
+            raise ValueError("cross-entropy of one class has no curvature; a binary network has loss='bce'")
         if self.form == "ggn" and not out.requires_grad:
             raise ValueError(_UNREACHED)
 

@@ -209,7 +209,7 @@ PAPERS = {
 
 
 def find(paper: str, item: str | None = None, table: Sequence[Experiment] = EXPERIMENTS) -> list[Experiment]:
-    """The experiments of a paper, or the one that is named.
+    """The experiments of a paper, by its name or number ("003"), or the one that is named.
 
     Raises:
         ValueError: If there is none; it names those that there are.
@@ -222,6 +222,8 @@ def find(paper: str, item: str | None = None, table: Sequence[Experiment] = EXPE
         name: [experiment.item for experiment in table if experiment.paper == name]
         for name in dict.fromkeys(experiment.paper for experiment in table)
     }
+    numbers = {seed.removeprefix("seed "): name for name, seeds in PAPERS.items() for seed in seeds}
+    paper = numbers.get(paper, paper)
     if paper not in known:
         raise ValueError(f"no paper is called {paper!r}; there are {', '.join(known)}")
     if item is not None and item not in known[paper]:
