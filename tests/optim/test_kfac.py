@@ -1147,3 +1147,9 @@ def test_a_binary_network_has_a_loss_of_its_own_and_one_class_is_refused():
     F.binary_cross_entropy_with_logits(model(x), y).backward()
     opt.step()
     assert float(opt.eigenvalues()[""].max()) > 0
+
+
+def test_groups_are_named_and_not_given_as_tensors():
+    model = seeded(mlp)
+    with pytest.raises(TypeError, match="globs of names"):
+        KFAC(model, 0.1, 0.1, groups=[{"params": model[0].parameters()}])

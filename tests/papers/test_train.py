@@ -337,8 +337,8 @@ def test_what_has_no_name_has_no_fingerprint_but_trains_without_a_folder(tmp_pat
         train(recipe, data(), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert train(recipe, data()).stop == "finished"
-    with pytest.raises(TypeError, match=r"recipe\.model has Linear, which has no name"):
-        fingerprint(replace(SGD, model=nn.Linear(1, 1)))
+    with pytest.raises(TypeError, match=r"recipe\.augment has Linear, which has no name"):
+        fingerprint(replace(SGD, augment=nn.Linear(1, 1)))
 
 
 class Wide(nn.Linear):
@@ -637,3 +637,25 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
 def test_a_description_that_differs_says_where():
     assert checkpoints._difference({"a": {"b": 1}}, {"a": {"b": 1}}, "x") == ""
     assert checkpoints._difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}}, "x") == "x.c is 2 there and null here"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": nn.Linear(2, 2)}, "model is a function that makes one, not a Linear"),
+        ({"loss": nn.CrossEntropyLoss()}, "loss is a function that makes one, not a CrossEntropyLoss"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.1)}, "optimizer is a function of"),
+        ({"optimizer": torch.optim.Adam}, "optimizer is a function of"),
+    ],
+)
+def test_things_in_the_place_of_what_makes_them_are_refused(changes, message):
+    made = {"name": "", "model": partial(nn.Linear, 2, 2), "optimizer": on_parameters, "epochs": 1}
+    with pytest.raises(TypeError, match=message):
+        Recipe(**{**made, **changes})
+
+
+@pytest.mark.parametrize("data", [(torch.ones(2, 2), torch.zeros(2)), {"train": torch.ones(2, 2)}])
+def test_data_that_is_no_dictionary_of_pairs_is_refused(data):
+    recipe = Recipe(name="", model=partial(nn.Linear, 2, 2), optimizer=on_parameters, epochs=1)
+    with pytest.raises(TypeError, match="data is a dictionary of pairs of tensors"):
+        train(recipe, data)

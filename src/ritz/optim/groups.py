@@ -18,7 +18,10 @@ def grouped(params: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -
     """
     left, made = dict(params), []
     for group in groups:
-        chosen = select(params, group["params"])
+        globs = group["params"]
+        if not isinstance(globs, str) and not (isinstance(globs, Sequence) and all(isinstance(g, str) for g in globs)):
+            raise TypeError('the "params" of a group are globs of names, such as "*.bias", not tensors')
+        chosen = select(params, globs)
         twice = [name for name in chosen if name not in left]
         if twice:
             raise ValueError(f"{twice[0]} is in two groups")

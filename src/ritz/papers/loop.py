@@ -78,7 +78,8 @@ def initial(recipe: Recipe, device: torch.device | str = "cpu") -> nn.Module:
 
     Example:
         >>> from functools import partial
-        >>> recipe = Recipe(name="", model=partial(nn.Linear, 2, 1), optimizer=torch.optim.SGD, epochs=1)
+        >>> from ritz.papers.recipe import on_parameters
+        >>> recipe = Recipe(name="", model=partial(nn.Linear, 2, 1), optimizer=on_parameters, epochs=1)
         >>> bool((initial(recipe).weight == initial(recipe).weight).all())
         True
     """

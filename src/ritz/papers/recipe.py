@@ -139,6 +139,16 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, made in (("model", self.model), ("loss", self.loss)):
+            if isinstance(made, nn.Module):
+                raise TypeError(
+                    f"{name} is a function that makes one, not a {type(made).__name__}: each run has its own"
+                )
+        if isinstance(self.optimizer, Optimizer) or _is_optimizer(self.optimizer):
+            raise TypeError(
+                "optimizer is a function of (model, run): partial(on_parameters, kind=torch.optim.SGD, lr=0.1), see "
+                "`kfac` and `gadam` too"
+            )
         if self.epochs < 1 or self.batch_size < 1 or (self.short_epochs is not None and self.short_epochs < 1):
             raise ValueError(
                 f"epochs, batch_size and short_epochs must be at least 1, got {self.epochs}, {self.batch_size} and "
@@ -158,6 +168,12 @@ class Recipe:
             raise ValueError(f"{num_samples} samples do not fill one batch of {self.batch_size}, and drop_last is set")
         steps = num_samples // self.batch_size if self.drop_last else math.ceil(num_samples / self.batch_size)
         return Run(seed=self.seed, epochs=self.epochs, steps_per_epoch=steps)
+
+
+def _is_optimizer(made: Any) -> bool:
+    """Whether an optimiser of torch was given as it is, which takes parameters and not a model."""
+    kind = made.func if isinstance(made, partial) else made
+    return isinstance(kind, type) and issubclass(kind, Optimizer)
 
 
 def scaled(recipe: Recipe, budget: Budget) -> Recipe:

@@ -94,6 +94,11 @@ def train(
 
 def _check(data: Mapping[str, Data]) -> None:
     """Refuse data that cannot be trained on."""
+    pairs = isinstance(data, Mapping) and all(
+        isinstance(part, tuple | list) and len(part) == 2 for part in data.values()
+    )
+    if not pairs:
+        raise TypeError('data is a dictionary of pairs of tensors: {"train": (X, y), "test": (X_test, y_test)}')
     if "train" not in data:
         raise ValueError(f"data must have 'train' among its names, got {', '.join(data) or 'none'}")
     for name, (X, y) in data.items():
