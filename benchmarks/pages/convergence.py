@@ -460,6 +460,14 @@ Differences are means over seeds with 95 % intervals of Student's t. With so man
   place of {kfac_time:.2f}.
 - **Adam with a large eps** of {eps:g} less Adam: {eps_runs}.
 
+## What was decided on the way
+
+The study was not planned in one go, and this is what was seen before each choice. That KFAC as it comes dies early
+was seen in the grids; the arms with a learned damping, its mean, other rules, qr and streaming were then given
+`kl_clip`, and without it a learned damping is in the grids alone. The grids of SGD and Adam went from one seed to three
+after a poor first run of SGD; those of KFAC have one. Seeds of qr against eigh were raised to 12 after three of them
+showed a small difference in test loss, which did not stay.
+
 ## The arms
 
 Mean and standard error over seeds at the end of training.
