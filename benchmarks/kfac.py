@@ -443,8 +443,10 @@ everywhere, to record what is done at each step as a CUDA graph and replay it (`
 - **With `refresh="qr"`** eigenvectors are 3.2 ms of an average step of 11.8.
 
 The device's own work is not hidden by a faster host, so the ratios rise with it. In the tf32 part of an earlier
-run (commit 30c6c76, before the last of these changes) SGD took 3.7 ms, near what the device needs for it, and KFAC came
-to 4.3 and 2.7 times that, the penalties on the whole batch to 3.4 and 7.0.
+run (`benchmarks/results/kfac-30c6c76.json`) SGD took 3.7 ms, near what the device needs for it, and most bars were
+missed: KFAC, whose step was the same and which took 15.9 and 10.0 ms, came to 4.3 and 2.7, penalties to 3.4 and 7.0 on
+the whole batch and 2.5 on a quarter, since made some per cent cheaper, and learned damping to 42 % of SGD. In its
+default part, with SGD at 4.5 ms, all but the quarter's, 2.1, were met by the default calls.
 
 All of it is for models made of torch.nn's modules alone, which are known to do the same at each call. Others run
 eagerly unless `TracePenalty(replay=True)` and `Plan(replay=True)` say that they may be recorded; KFAC's step needs no

@@ -18,8 +18,8 @@ class Plan:
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
         replay: On a GPU, record the product of a batch as a CUDA graph and replay it, several times faster where the
             host cannot keep up with a small network. Each call of the model must be the same sequence of operations for
-            inputs of one shape; None records where that is known (all modules torch.nn's own, no function of the
-            user's), and where half of the device's memory is free, since recordings keep theirs.
+            inputs of one shape; None records where that is known (all modules torch.nn's or `ritz.models`' own, no
+            function of the user's), and where half of the device's memory is free, since recordings keep theirs.
 
     Example:
         >>> Plan(chunk=4).route

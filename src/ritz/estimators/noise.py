@@ -52,16 +52,8 @@ def curvature_noise(
 
     With two probes or more the standard error counts batches and probes. With num_probes=1 it is that of the batches
     for this one probe: how the probe lies to the few directions that hold most of the noise is an error that no batch
-    can show, and it is left out. On a network for the digits (P = 2,410; 8 batches of 64; relative to the noise, over
-    120 seeds), and how often the interval of 95 % holds it:
-
-        num_probes           1      2      4      8
-        standard deviation   0.49   0.36   0.30   0.23
-        standard error       0.25   0.35   0.29   0.23    root mean square
-        interval covers      55 %   78 %   89 %   90 %
-
-    The standard error is right from two probes on (by a quarter too large where noise lies in all directions alike),
-    but a few probes do not know it well, and the interval takes it as it is: use 8 or more where that matters.
+    can show, and it is left out. A few probes do not know their standard error well, and the interval takes it as it
+    is, so that it covers less than it says where noise lies in few directions: use 8 or more where that matters.
 
     Args:
         risk: Training data without augmentation.
