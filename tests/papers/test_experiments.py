@@ -10,7 +10,8 @@ import torch
 
 from ritz import storage
 from ritz.papers.base import Claim
-from ritz.papers.experiments import EXPERIMENTS, PAPERS, Experiment, Outcome, Setting, find, reproduce
+from ritz.papers.experiment import Experiment, Outcome, Setting
+from ritz.papers.experiments import EXPERIMENTS, PAPERS, find, reproduce
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rich.table import Table
 from .demo import INTERRUPTED, PLAIN_WIDTH
 
 if TYPE_CHECKING:
-    from ..papers import experiments
+    from ..papers import experiment
 
 STYLES = {"holds": "green", "refuted": "red", "cannot tell": "yellow"}
 
@@ -26,6 +26,7 @@ def run(
 ) -> int:
     """The whole command; returns the exit status."""
     from ..papers import experiments
+    from ..papers.experiment import Setting
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -34,12 +35,12 @@ def run(
         _list(console)
         return 0
     try:
-        setting = experiments.Setting(budget, data, device, seeds)  # type: ignore[arg-type]
+        setting = Setting(budget, data, device, seeds)  # type: ignore[arg-type]
         found = experiments.find(paper, item)
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
-        for experiment in found:
+        for one in found:
             with _shown(console) as progress:
-                outcome = experiments.reproduce(experiment, setting, progress)
+                outcome = experiments.reproduce(one, setting, progress)
             _print(console, outcome)
             console.print(f"\nwrote {outcome.write(out)} after {outcome.seconds:.0f} s")
     except (OSError, ValueError) as error:
@@ -58,18 +59,18 @@ def _list(console: Console) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("paper", "item", "what", "source"):
         table.add_column(name, no_wrap=name in ("paper", "item"))
-    for experiment in experiments.EXPERIMENTS:
-        table.add_row(experiment.paper, experiment.item, experiment.title, experiment.source)
+    for one in experiments.EXPERIMENTS:
+        table.add_row(one.paper, one.item, one.title, one.source)
     console.print(table)
     console.print("\nritz reproduce PAPER [ITEM] --budget smoke|short|paper")
 
 
-def _print(console: Console, outcome: "experiments.Outcome") -> None:
+def _print(console: Console, outcome: "experiment.Outcome") -> None:
     """Every claim: what the paper has, what was measured, the verdict."""
     from ..papers.base import allowed, shown
 
-    experiment, setting = outcome.experiment, outcome.setting
-    named = f"{experiment.paper} {experiment.item}: {experiment.title} ({experiment.source})"
+    own, setting = outcome.experiment, outcome.setting
+    named = f"{own.paper} {own.item}: {own.title} ({own.source})"
     table = Table(
         title=f"{named}, budget {setting.budget}", title_justify="left", title_style="bold", box=SIMPLE_HEAD,
         pad_edge=False, show_edge=False,
@@ -91,7 +92,7 @@ def _print(console: Console, outcome: "experiments.Outcome") -> None:
 
 
 @contextmanager
-def _shown(console: Console) -> "Iterator[experiments.Progress]":
+def _shown(console: Console) -> "Iterator[experiment.Progress]":
     """Progress as a bar with the time left on a terminal, as one line for each stage elsewhere."""
     if not console.is_terminal:
         seen: set[str] = set()
