@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from graphs import taped
 from torch import nn
 
 from ritz import replay
@@ -151,6 +152,31 @@ def test_a_recording_does_not_take_over_the_graph_of_an_input():
     for _ in range(3):
         (y,) = recordings.run("twice", doubled([]), [2 * w])
     assert not y.requires_grad
+
+
+def draws(device: str, record: bool) -> list[torch.Tensor]:
+    """Five calls of a function that draws, the second of which makes the recording."""
+    recordings, generator = Recordings(), torch.cuda if device == "cuda" else torch
+    before = generator.get_rng_state()
+    generator.manual_seed(0)
+    ones = torch.ones(64, device=device)
+    found = []
+    for number in range(5):
+        key = "one" if record else number
+        found.append(recordings.run(key, lambda x: (nn.functional.dropout(x, 0.5),), [ones])[0])
+    assert len(recordings) == record
+    generator.set_rng_state(before)
+    return found
+
+
+def test_a_function_that_draws_draws_the_same_when_it_is_recorded(monkeypatch):
+    monkeypatch.setattr(replay, "_recorded", taped)
+    assert torch.equal(torch.stack(draws("cpu", record=True)), torch.stack(draws("cpu", record=False)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_function_that_draws_draws_the_same_when_it_is_recorded():
+    assert torch.equal(torch.stack(draws("cuda", record=True)), torch.stack(draws("cuda", record=False)))
 
 
 @pytest.mark.gpu

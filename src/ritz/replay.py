@@ -88,7 +88,8 @@ class Recordings:
         try:
             if not _has_room(own[0].device):
                 raise RuntimeError("less than half of the device's memory is free")
-            made = own, _recorded(fn, own)
+            with _same_draws(own[0].device):
+                made = own, _recorded(fn, own)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             log.info("not recorded, run as it is: %s", str(error).splitlines()[0][:200])
             self._refuse(key)
@@ -131,14 +132,30 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
         try:
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                 results = fn(*own)
-        finally:
-            torch.cuda.set_stream(current)  # where recording fails torch leaves the other one
+        except RuntimeError:
+            torch.cuda.set_stream(current)  # where recording fails torch leaves the other one,
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # and the generator waiting for a recording to end
+                own[0].clone()
+            raise
 
     def replay() -> tuple[Tensor, ...]:
         graph.replay()
         return results
 
     return replay
+
+
+@contextlib.contextmanager
+def _same_draws(device: torch.device) -> Iterator[None]:
+    """The generator put back after: a function that draws, as dropout does, draws the same whether it is recorded."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
 
 
 def _is_inside_another(device: torch.device) -> bool:

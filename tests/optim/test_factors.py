@@ -1,5 +1,7 @@
 """Running averages of Kronecker factors, and their eigenbases."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 
 from ritz.errors import NumericalWarning
 from ritz.operators.layer_factors import units_of
-from ritz.optim.factors import Average, RunningBlock
+from ritz.optim import factors
+from ritz.optim.factors import Average, RunningBlock, renew_all
 
 UNIT = units_of(nn.Linear(3, 2, bias=False), ("weight",))[""]
 
@@ -181,3 +184,45 @@ def test_one_orthogonal_iteration_leaves_the_basis_of_a_singular_factor_as_it_is
     found, basis = block._basis("grad", factor, vectors)
     torch.testing.assert_close((basis * found[:, None]) @ basis.mT, factor)
     torch.testing.assert_close(found.sort(dim=1).values, values, atol=1e-12, rtol=1e-9)
+
+
+def many(refresh: str, num: int = 7) -> list[RunningBlock]:
+    """Blocks with two rounds of statistics, renewed after the first."""
+    blocks = [RunningBlock(UNIT, refresh=refresh) for _ in range(num)]
+    for number, block in enumerate(blocks):
+        block.add(sums(number), 1.0)
+        block.renew()
+        block.add(sums(number + 20), 1.0)
+    return blocks
+
+
+@pytest.mark.parametrize("refresh", ["eigh", "qr"])
+def test_blocks_renewed_beside_each_other_are_those_renewed_one_by_one(monkeypatch, refresh):
+    alone, beside = many(refresh), many(refresh)
+    for block in alone:
+        block.renew()
+    threads = set()
+
+    class Watched(RunningBlock):
+        def renew(self):
+            threads.add(threading.get_ident())
+            super().renew()
+
+    for block in beside:
+        block.__class__ = Watched
+    monkeypatch.setitem(factors._AT_ONCE, "cpu", 3)
+    renew_all(beside)
+    assert threading.get_ident() not in threads
+    for a, b in zip(alone, beside, strict=True):
+        assert torch.equal(a.space().values, b.space().values)
+        assert torch.equal(a.bases[1], b.bases[1])
+        assert not b.bases[1].requires_grad
+
+
+def test_a_block_that_fails_is_told_of_after_the_others_are_renewed(monkeypatch):
+    blocks = many("eigh")
+    blocks[2].averages["input"].value = None
+    monkeypatch.setitem(factors._AT_ONCE, "cpu", 3)
+    with pytest.raises(AssertionError):
+        renew_all(blocks)
+    assert [block.renewed for block in blocks] == [2] * 7

@@ -819,6 +819,23 @@ def test_on_an_accelerator_it_takes_the_steps_that_it_takes_on_a_cpu(fisher):
     assert torch.allclose(*found, atol=1e-9)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"refresh": "qr"}, {"ekfac": True}], ids=["eigh", "qr", "ekfac"])
+def test_on_an_accelerator_eigenvectors_made_on_many_streams_are_those_made_on_one(monkeypatch, options):
+    found = []
+    for at_once in (1, 5):
+        monkeypatch.setitem(running._AT_ONCE, "cuda", at_once)
+        model = seeded(lambda: nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(96, 96), nn.Tanh())]))
+        model, x, y = model.cuda(), draw(32, 96).cuda(), torch.arange(32).cuda()
+        opt = KFAC(model, 0.05, 0.1, factor_every=1, inverse_every=2, tf32=False, **options)
+        for _ in range(12):
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+        found.append(weights(model).cpu())
+    assert torch.allclose(*found, rtol=1e-7, atol=1e-10)
+
+
 # ------------------------------------------------------------------------------------------- no trace, no leak
 
 

@@ -1,6 +1,9 @@
 """Running Kronecker factors of a block of parameters, and the eigenbasis in which they are inverted."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import torch
@@ -12,6 +15,8 @@ from ..operators.layer_factors import Statistics, Unit
 
 Start = Literal["debiased", "identity"]
 Refresh = Literal["eigh", "qr"]
+
+_AT_ONCE = {"cuda": 5}  # decompositions on streams of their own; one leaves most of a GPU idle, more gain nothing
 
 
 class Average:
@@ -102,6 +107,12 @@ class RunningBlock:
     def count(self) -> int:
         """How many statistics were taken."""
         return next(iter(self.averages.values())).count
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are; that of the CPU before there are any."""
+        value = next(iter(self.averages.values())).value
+        return torch.device("cpu") if value is None else value.device
 
     def add(self, stats: Statistics, weight: Tensor | float) -> None:
         """Take the sums of the passes of one step; none where the block had no part in them."""
@@ -213,6 +224,63 @@ class RunningBlock:
         self.vectors = {what: own(tensor) for what, tensor in state["vectors"].items()}
         self.values = {what: own(tensor) for what, tensor in state["values"].items()}
         self.renewed, self._wide, self._changed = state["renewed"], None, True
+
+
+def renew_all(blocks: Sequence[RunningBlock]) -> None:
+    """New eigenvectors of several blocks; on a GPU some at a time, the widest first.
+
+    A decomposition keeps its host thread waiting, so each has a thread and a stream of its own.
+
+    Example:
+        >>> from ritz.operators.layer_factors import units_of
+        >>> unit = units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""]
+        >>> blocks = [RunningBlock(unit), RunningBlock(unit)]
+        >>> for block in blocks:
+        ...     block.add({"|input": torch.eye(1)[None], "|rows": torch.tensor(1.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
+        >>> renew_all(blocks)
+        >>> [block.renewed for block in blocks]
+        [1, 1]
+    """
+    widest_first = sorted(blocks, key=lambda block: -block.unit.inputs)
+    _abreast([block.renew for block in widest_first], {block.device for block in blocks})
+
+
+def _abreast(jobs: Sequence[Callable[[], None]], devices: Collection[torch.device]) -> None:
+    """Run all jobs, those of one GPU beside each other; then raise the error of the first that failed, if any did.
+
+    A job may replace tensors of the caller's. They return to the memory of the stream that they were made on, and every
+    stream has waited for the caller's before anything is made there.
+    """
+    device = next(iter(devices))
+    most = min(len(jobs), _AT_ONCE.get(device.type, 1))
+    if most < 2 or len(devices) > 1:
+        for job in jobs:
+            job()
+        return
+    on_gpu = device.type == "cuda"
+    current = torch.cuda.current_stream(device) if on_gpu else None
+    streams = [torch.cuda.Stream(device) if on_gpu else None for _ in range(most)]
+    free: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
+    for stream in streams:
+        free.put(stream)
+
+    def run(job: Callable[[], None]) -> None:
+        stream = free.get()
+        try:
+            with torch.no_grad(), torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+                if stream is not None:
+                    stream.wait_stream(current)
+                job()
+        finally:
+            free.put(stream)
+
+    with ThreadPoolExecutor(most) as pool:
+        done = [pool.submit(run, job) for job in jobs]
+    for stream in streams:
+        if stream is not None and current is not None:
+            current.wait_stream(stream)
+    for one in done:
+        one.result()
 
 
 def _aligned(vectors: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
 from ..replay import Recordings, place_of, tensor_cores
 from ..space import select
-from .factors import Refresh, RunningBlock, Start
+from .factors import Refresh, RunningBlock, Start, renew_all
 from .groups import damping_of, decayed, grouped, rate_of, renamed
 from .passes import Watcher
 from .skipping import finite, tell_skipped
@@ -218,11 +218,12 @@ class KFAC(torch.optim.Optimizer):
                 stacklevel=4,
             )
             stats = {}
-        for number, block in enumerate(self.blocks.values()):
-            if stats:
+        if stats:
+            for block in self.blocks.values():
                 block.add(stats, weight)
-            if self._renewal_due(number, block):
-                block.renew()
+        due = [block for number, block in enumerate(self.blocks.values()) if self._renewal_due(number, block)]
+        if due:
+            renew_all(due)
 
     def _renewal_due(self, number: int, block: RunningBlock) -> bool:
         if block.count == block.renewed:  # nothing new
