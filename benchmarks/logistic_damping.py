@@ -248,7 +248,7 @@ chaotic, and a change of the order of operations moves their test error by some 
 ## The statements
 
 Each statement of section 5 as the claims it makes, one for each damping, η or pair of them, and how many of them hold,
-are refuted, and cannot be told from {num_seeds} seeds. *Generalisation* is read as test error, and once more as the
+are refuted, and are not decidable from {num_seeds} seeds. *Generalisation* is read as test error, and once more as the
 gap, test error − training error.
 
 {statements}
@@ -265,7 +265,7 @@ At the end, in %, mean and standard deviation over seeds.
 ## Less damping
 
 Mean change of the test error and of the gap, in percentage points, from one damping to the next lower, and from the
-highest to the lowest. The paper has all of them rise. Bold: refuted; in italics: the interval cannot tell.
+highest to the lowest. The paper has all of them rise. Bold: refuted; in italics: not decidable.
 
 {less_damping}
 
@@ -367,11 +367,11 @@ def spread(values: torch.Tensor, digits: int = 2) -> str:
 
 
 def marked(claim: Claim) -> str:
-    """A mean change with its interval; bold where refuted, in italics where it cannot tell."""
+    """A mean change with its interval; bold where refuted, in italics where it is not decidable."""
     assert isinstance(claim.measured, Estimate)
     low, high = claim.measured.interval()
     text = f"{float(claim.measured):+.2f} ({low:+.2f} to {high:+.2f})"
-    return {"holds": text, "refuted": f"**{text}**", "cannot tell": f"*{text}*"}[claim.verdict]
+    return {"holds": text, "refuted": f"**{text}**", "not decidable": f"*{text}*"}[claim.verdict]
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -397,15 +397,15 @@ def error_table(results: judgement.Results) -> str:
 
 
 def statement_table(results: judgement.Results, claims: dict[judgement.Key, Claim]) -> str:
-    """How many claims of each statement hold, are refuted, cannot tell, for each data set."""
+    """How many claims of each statement hold, are refuted, are not decidable, for each data set."""
     lines = []
     for name, text in STATEMENTS.items():
         cells = []
         for dataset in results:
             found = [claim.verdict for key, claim in claims.items() if key[0] == dataset and family(key) == name]
-            cells += [str(found.count(verdict)) for verdict in ("holds", "refuted", "cannot tell")]
+            cells += [str(found.count(verdict)) for verdict in ("holds", "refuted", "not decidable")]
         lines.append([text, *cells])
-    verdicts = [f"{verdict}, {name}" for name in results for verdict in ("holds", "refuted", "cannot tell")]
+    verdicts = [f"{verdict}, {name}" for name in results for verdict in ("holds", "refuted", "not decidable")]
     return table(["statement", *verdicts], lines)
 
 

@@ -175,7 +175,7 @@ Mean and standard deviation over {seeds} seeds, and the 95 % prediction interval
 ## The orders, at equal seed
 
 In how many of {seeds} seeds a number goes the way it is said to, and its mean change with a 95 % interval. Bold: the
-claim is refuted, in every seed or in the mean; in italics: the interval cannot tell.
+claim is refuted, in every seed or in the mean; in italics: not decidable.
 
 {orders}
 """
@@ -240,7 +240,7 @@ def order(claims: Claims, key: str, first: float, second: float) -> tuple[Claim,
 
 def marked(text: str, claim: Claim | None) -> str:
     verdict = claim.verdict if claim is not None else "holds"
-    return {"holds": text, "refuted": f"**{text}**", "cannot tell": f"*{text}*"}[verdict]
+    return {"holds": text, "refuted": f"**{text}**", "not decidable": f"*{text}*"}[verdict]
 
 
 def numbers(rows: Sequence[study.Row], claims: Claims) -> str:

@@ -1,6 +1,8 @@
 """`ritz reproduce`, as it is typed."""
 
 import json
+import sys
+import types
 
 import pytest
 
@@ -8,13 +10,21 @@ from ritz.cli import main
 from ritz.papers import experiments
 from ritz.papers.base import Claim
 from ritz.papers.experiments import Experiment
+from ritz.papers.workers import RunFailed
+
+
+@pytest.fixture
+def seen():
+    """The settings of experiments that were run."""
+    return []
 
 
 @pytest.fixture(autouse=True)
-def two(monkeypatch):
-    """Two experiments that take no time: one fails for want of data."""
+def three(monkeypatch, seen):
+    """Three experiments that take no time: one fails for want of data, one is never run."""
 
     def quick(setting, progress):
+        seen.append(setting)
         progress("steps", 1, 1)
         common = {"paper": "seed 003", "where": "figure 2"}
         claims = [
@@ -29,6 +39,7 @@ def two(monkeypatch):
     made = (
         Experiment("margins", "affine", "traces", "figure 2", quick),
         Experiment("margins", "lenet", "traces of LeNet", "figure 3", missing),
+        Experiment("margins", "broken", "of which there is no good file", "", missing),
     )
     monkeypatch.setattr(experiments, "EXPERIMENTS", made)
     monkeypatch.setattr(experiments.find, "__defaults__", (None, made))
@@ -44,9 +55,81 @@ def test_it_prints_numbers_and_verdicts_and_writes_a_file(tmp_path, capsys):
     assert written["rows"] == [{"seeds": 3}]
 
 
-def test_without_a_paper_it_lists_what_there_is(capsys):
-    assert main(["reproduce"]) == 0
-    assert "lenet" in capsys.readouterr().out
+def test_without_a_paper_it_lists_what_there_is_and_what_has_been_run(tmp_path, capsys):
+    assert main(["reproduce", "margins", "affine", "--out", str(tmp_path)]) == 0
+    (tmp_path / "margins" / "broken.json").write_text("{}")
+    capsys.readouterr()
+    assert main(["reproduce", "--out", str(tmp_path)]) == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("margins")}
+    assert "short: 1 holds, 1 refuted" in " ".join(lines["affine"].split())
+    assert "short" not in lines["lenet"]
+    assert "not a result" in lines["broken"]
+
+
+def test_help_names_the_papers_and_what_an_option_takes(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    for word in ("[PAPER]", "[ITEM]", "false-friend, pac-bayes, margins or damping", "--slurm PARTITION", "--runs DIR"):
+        assert word in said
+    assert "None" not in said
+
+
+def test_workers_and_folders_reach_the_experiment(tmp_path, seen):
+    words = ["--workers", "3", "--runs", str(tmp_path / "runs"), "--commit", "abc", "--budget", "smoke"]
+    assert main(["reproduce", "margins", "affine", *words, "--out", str(tmp_path)]) == 0
+    (setting,) = seen
+    assert (setting.workers, setting.runs, setting.budget, setting.executor) == (3, tmp_path / "runs", "smoke", None)
+    written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
+    assert written["commit"] == "abc"
+    assert str(tmp_path) not in json.dumps(written)
+
+
+class AutoExecutor:
+    """submitit's, as far as it is used."""
+
+    def __init__(self, folder):
+        self.folder, self.parameters = folder, {}
+
+    def update_parameters(self, **parameters):
+        self.parameters |= parameters
+
+    def submit(self, function, *args):
+        raise AssertionError("nothing is trained here")
+
+
+def test_slurm_is_an_executor_of_submitit(tmp_path, seen, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(AutoExecutor=AutoExecutor))
+    words = ["margins", "affine", "--slurm", "long", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert main(["reproduce", *words]) == 0
+    (setting,) = seen
+    assert setting.executor.folder == tmp_path / "runs" / "slurm"
+    assert setting.executor.parameters["slurm_partition"] == "long"
+    assert "gpus_per_node" not in setting.executor.parameters
+
+
+def test_slurm_without_submitit_or_without_a_folder_is_refused(tmp_path, monkeypatch, capsys):
+    words = ["reproduce", "margins", "affine", "--slurm", "long", "--out", str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert main(words) == 2
+    assert "--slurm needs submitit, which is not installed: pip install submitit" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(AutoExecutor=AutoExecutor))
+    assert main(words) == 2
+    assert "--slurm needs --runs" in capsys.readouterr().err
+
+
+def test_a_run_that_failed_in_another_process_ends_with_status_1(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        error = RunFailed("seed-1", "ValueError: no good\n\nTraceback")
+        error.add_note("run 'seed-2' failed too: killed")
+        raise error
+
+    monkeypatch.setattr(experiments, "reproduce", fail)
+    assert main(["reproduce", "margins", "affine", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    for part in ("run 'seed-1' failed: ValueError: no good", "run 'seed-2' failed too", "with the same --runs"):
+        assert part in told
 
 
 @pytest.mark.parametrize(

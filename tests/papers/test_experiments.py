@@ -1,63 +1,86 @@
 """The table of experiments: every one runs at smoke budget, and what it writes can be read."""
 
+import hashlib
 import json
 import math
-import os
-from pathlib import Path
+import pickle
+import subprocess
+from dataclasses import replace
 
+import pool_cases as cases
 import pytest
 import torch
 
 from ritz import storage
+from ritz.papers import experiment as experiment_module
+from ritz.papers import mnist_mlp
 from ritz.papers.base import Claim
-from ritz.papers.experiment import Experiment, Outcome, Setting
+from ritz.papers.data import catalogue as data_sets
+from ritz.papers.experiment import Experiment, Outcome, Setting, own_commit
 from ritz.papers.experiments import EXPERIMENTS, PAPERS, find, reproduce
+from ritz.papers.pages import numbers
+from ritz.papers.pool import train_all
+
+TRAIN, HELD_OUT, TEST = 320, 100, 120  # images
+
+
+def idx(values):
+    """Bytes as an idx file has them."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + sizes + values.numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """MNIST, Fashion-MNIST and CIFAR-100 of noise, as the official files have them, and the rows of these files."""
+    root, g, rows = tmp_path_factory.mktemp("data"), torch.Generator().manual_seed(0), {}
+    for name in ("MNIST", "FashionMNIST", "CIFAR100"):
+        row = data_sets.DATASETS[name]
+        parts = {}
+        for part, num in (("train", TRAIN + HELD_OUT), ("test", TEST)):
+            images = torch.randint(256, (num, math.prod(row.shape)), generator=g, dtype=torch.uint8)
+            labels = torch.randint(row.classes, (num,), generator=g, dtype=torch.uint8)
+            if row.form == "idx":
+                raws = [idx(images.view(num, *row.shape[1:])), idx(labels)]
+            else:
+                raws = [pickle.dumps({b"data": images.numpy(), row.labels.encode(): labels.tolist()}, protocol=3)]
+            parts[part] = []
+            for file, raw in zip(getattr(row, part), raws, strict=True):
+                (root / file.path).parent.mkdir(parents=True, exist_ok=True)
+                (root / file.path).write_bytes(raw)
+                parts[part].append(replace(file, md5=hashlib.md5(raw).hexdigest()))
+        rows[name] = replace(row, train=tuple(parts["train"]), test=tuple(parts["test"]), held_out=HELD_OUT)
+    return root, rows
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """MNIST and Fashion-MNIST of noise, as the official files have them."""
+def folder(noise, monkeypatch):
+    """The folder of these files, which pass for the official ones."""
+    root, rows = noise
     monkeypatch.delenv("RITZ_DATA", raising=False)
-    for name in ("MNIST", "FashionMNIST"):
-        raw = tmp_path / name / "raw"
-        raw.mkdir(parents=True)
-        g = torch.Generator().manual_seed(0)
-        for begin, num in (("train", 300), ("t10k", 300)):
-            labels = torch.randint(10, (num,), generator=g, dtype=torch.uint8)
-            shown = torch.randint(256, (num, 28, 28), generator=g, dtype=torch.uint8)
-            head = bytes([0, 0, 8])
-            sizes = [part.to_bytes(4, "big") for part in (num, 28, 28)]
-            (raw / f"{begin}-labels-idx1-ubyte").write_bytes(head + bytes([1]) + sizes[0] + bytes(labels.tolist()))
-            pixels = bytes(shown.flatten().tolist())
-            (raw / f"{begin}-images-idx3-ubyte").write_bytes(head + bytes([3]) + b"".join(sizes) + pixels)
-    return tmp_path
+    monkeypatch.setattr(data_sets, "DATASETS", {**data_sets.DATASETS, **rows})
+    monkeypatch.setattr(mnist_mlp, "NUM_TRAIN", TRAIN)
+    return root
 
 
-@pytest.mark.parametrize("item", ["affine", "logistic"])
-def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(folder, tmp_path, item):
-    (experiment,) = [one for one in EXPERIMENTS if one.item == item]
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: f"{one.paper}-{one.item}")
+def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, folder, tmp_path):
     seen = []
+    torch.set_default_dtype(torch.float32)  # what a user has
     outcome = reproduce(experiment, Setting("smoke", folder), lambda *args: seen.append(args))
     assert outcome.claims
     assert all(claim.paper in PAPERS[experiment.paper] for claim in outcome.claims)
-    assert seen[-1][1] == seen[-1][2]
-    target = outcome.write(tmp_path / "results")
+    assert seen
+    target = outcome.write(tmp_path)
     written = json.loads(target.read_text(encoding="utf8"))
-    assert target == tmp_path / "results" / experiment.paper / f"{item}.json"
+    assert target == tmp_path / experiment.paper / f"{experiment.item}.json"
     assert [claim["verdict"] for claim in written["claims"]] == [claim.verdict for claim in outcome.claims]
     assert written["setting"]["budget"] == "smoke"
+    assert len(written["seeds"]) >= 2
     assert written["rows"]
     assert not list(target.parent.glob("*.part"))
-
-
-@pytest.mark.parametrize("paper", ["false-friend", "pac-bayes"])
-def test_the_network_of_the_papers_runs_at_smoke_budget_on_the_real_images(paper, monkeypatch):
-    root = os.environ.get("RITZ_DATA")
-    if root is None:
-        pytest.skip("RITZ_DATA is not set: it names the folder with MNIST and the other data sets")
-    outcome = reproduce(find(paper, "mlp")[0], Setting("smoke", Path(root)))
-    assert len(outcome.rows) == 6
-    assert {claim.paper for claim in outcome.claims} <= set(PAPERS[paper])
+    if experiment.figure is not None:
+        experiment.figure(numbers(written["rows"]))
 
 
 def test_every_experiment_has_a_paper_and_a_name_of_its_own():
@@ -81,6 +104,7 @@ def test_what_is_not_there_is_refused_with_what_is():
     [
         ({"budget": "long"}, "budget must be one of smoke, short, paper"),
         ({"seeds": 1}, "two seeds or more, got 1"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"device": "gpu"}, "device 'gpu' is not to be had here"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not to be had here"),
     ],
@@ -93,6 +117,96 @@ def test_a_bad_setting_is_refused(options, message):
 def test_missing_images_are_told_of_before_any_work(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         reproduce(find("margins")[0], Setting("smoke", tmp_path / "nowhere"))
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def written(tmp_path, setting=None, rows=(), claims=()):
+    outcome = Outcome(Experiment("margins", "x", "", "", None), setting or Setting(), list(rows), list(claims), 0.0)
+    return json.loads(outcome.write(tmp_path).read_text(encoding="utf8"))
+
+
+def test_a_result_says_what_was_trained_and_with_which_seeds(tmp_path):
+    setting = Setting(runs=tmp_path / "runs", commit="abc1234")
+    slow = {f"slow-{seed}": cases.recipe(seed) for seed in (0, 4)}
+    fast = replace(cases.recipe(4), optimizer=replaced(cases.recipe(4).optimizer, lr=2.0))
+    train_all({**slow, "fast": fast}, cases.some_data(), setting, item="x")
+    found = written(tmp_path, setting, rows=[{"seed": 7}, {"loss": 1.0}])
+    assert found["seeds"] == [0, 4, 7]
+    assert found["commit"] == "abc1234"
+    first, second = found["recipes"]
+    assert first["runs"] == ["x/slow-0", "x/slow-4"]
+    assert first["recipe"]["epochs"] == cases.EPOCHS
+    assert first["recipe"]["optimizer.keywords.lr"] == 0.5
+    assert second == {"runs": ["x/fast"], "differs": {"optimizer.keywords.lr": 2.0}}
+    assert str(tmp_path) not in json.dumps(found)  # a folder is of one machine
+    assert written(tmp_path, replace(setting))["recipes"] == []
+
+
+def replaced(made, **keywords):
+    return type(made)(made.func, *made.args, **{**made.keywords, **keywords})
+
+
+def test_a_recipe_without_a_name_is_known_by_its_seed(tmp_path):
+    setting = Setting()
+    made = replace(cases.recipe(3), model=lambda: torch.nn.Linear(3, 2))
+    train_all({"a": made}, cases.some_data(), setting, item="x")
+    assert setting.recipes == {"x/a": {"seed": 3}}
+    assert written(tmp_path, setting)["seeds"] == [3]
+
+
+def test_a_row_and_a_claim_have_a_line_each(tmp_path):
+    claims = [Claim(paper="seed 003", where="", text=text, expected=1.0, measured=0.0) for text in "ab"]
+    written(tmp_path, rows=[{"seed": 0, "curve": [1, 2]}, {"seed": 1}], claims=claims)
+    lines = (tmp_path / "margins" / "x.json").read_text(encoding="utf8").splitlines()
+    assert '  {"seed": 0, "curve": [1, 2]},' in lines
+    assert sum('"text"' in line for line in lines) == 2
+
+
+def test_a_reference_is_written_where_there_is_one(tmp_path):
+    about = {"paper": "seed 003", "where": "", "text": "", "expected": 1.0, "measured": 0.5}
+    with_one, without = written(tmp_path, claims=[Claim(**about, reference=0.0), Claim(**about)])["claims"]
+    assert (with_one["reference"], with_one["verdict"]) == (0.0, "holds in direction")
+    assert "reference" not in without
+
+
+@pytest.fixture
+def git(monkeypatch):
+    """Answers in the place of git's."""
+    answers = {"ls-files": "experiment.py", "rev-parse": "abc1234", "status": ""}
+
+    def run(words, **_):
+        if answers is None:
+            raise FileNotFoundError("git")
+        return subprocess.CompletedProcess(words, 0, stdout=answers[words[1]] + "\n")
+
+    monkeypatch.setattr(experiment_module.subprocess, "run", run)
+    own_commit.cache_clear()
+    yield answers
+    own_commit.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("answers", "commit"),
+    [
+        ({}, "abc1234"),
+        ({"status": " M x.py"}, "abc1234 + changes"),
+        ({"ls-files": ""}, None),  # installed within another repository
+        ({"ls-files": "", "rev-parse": ""}, None),
+    ],
+)
+def test_the_commit_is_that_of_the_packages_own_checkout(git, answers, commit):
+    git.update(answers)
+    assert Setting().commit == commit
+    assert Setting(commit="given").commit == "given"
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    own_commit.cache_clear()
+    assert Setting().commit is None
+    own_commit.cache_clear()
 
 
 def test_what_is_not_finite_is_written_as_json(tmp_path):

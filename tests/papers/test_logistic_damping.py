@@ -306,7 +306,7 @@ def test_a_change_that_the_seeds_do_not_agree_on_cannot_tell():
         )
         for name, entries in as_the_paper_says().items()
     }  # fmt: skip
-    assert judgement.claims(runs)["MNIST", "eta", "test_error", 0.001, 1.0, 10.0].verdict == "cannot tell"
+    assert judgement.claims(runs)["MNIST", "eta", "test_error", 0.001, 1.0, 10.0].verdict == "not decidable"
 
 
 def test_images_that_a_run_separates_have_no_minimum():

@@ -256,7 +256,7 @@ def test_accuracies_and_gaps_of_a_row_are_those_of_the_network(measured):
     for key, true in truth.items():
         assert float(row.values[key].value) == pytest.approx(true, rel=1e-9, abs=1e-9), key
         low, high = row.values[key].interval()
-        assert low <= true <= high, key
+        assert low - 1e-12 <= true <= high + 1e-12, key  # one rounding apart
     assert row.values["train_loss"].exact
     assert row.values["gap_loss"].stderr > 0
 
@@ -337,7 +337,7 @@ def test_an_order_in_the_mean_can_be_undecided():
     for entry in data:
         entry["gap_loss"] = [(-1) ** entry["seed"] * entry["weight_decay"], 0.1, -1.0, 1.0]
     found = verdicts(judgement.from_plain(data), "gap in loss to the last 5,000 falls from weight decay 0 to 0.0005")
-    assert list(found.values()) == ["refuted", "cannot tell"]
+    assert list(found.values()) == ["refuted", "not decidable"]
 
 
 @pytest.mark.parametrize("keep", [slice(0, 3), slice(0, -1)])

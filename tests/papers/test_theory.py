@@ -98,8 +98,8 @@ def test_a_claim_that_cannot_be_told_is_counted(found):
     first = next(iter(found))
     open_ = Claim(paper="seed 000", where="x", text="y", expected=0.0, measured=float("nan"), evidence="z.")
     page = theory.page({first: [open_]})
-    assert "1 claims: 0 hold, 0 are refuted, 1 cannot be told." in page
-    assert "- **x**, cannot tell: y. z." in page
+    assert "1 claims: 0 hold, 0 are refuted, 1 are not decidable." in page
+    assert "- **x**, not decidable: y. z." in page
 
 
 def test_all_claims_are_those_of_the_sections_and_progress_is_told():

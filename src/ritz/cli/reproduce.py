@@ -1,11 +1,13 @@
 """`ritz reproduce`: what is typed, shown and written; the experiments are in ritz.papers.experiments."""
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,51 +20,90 @@ from .demo import INTERRUPTED, PLAIN_WIDTH
 if TYPE_CHECKING:
     from ..papers import experiment
 
-STYLES = {"holds": "green", "refuted": "red", "cannot tell": "yellow"}
+STYLES = {"holds": "green", "holds in direction": "cyan", "refuted": "red", "not decidable": "yellow"}
+JOB_MINUTES, JOB_CPUS = 24 * 60, 4  # of a SLURM job; one that is cut off goes on at the next call
 
 
-def run(
-    paper: str | None, item: str | None, budget: str, out: Path, data: Path | None, device: str, seeds: int | None
-) -> int:
-    """The whole command; returns the exit status."""
+def run(paper: str | None, item: str | None, out: Path, slurm: str | None = None, **setting: Any) -> int:
+    """The whole command, with the settings of `Setting`; returns the exit status."""
     from ..papers import experiments
     from ..papers.experiment import Setting
+    from ..papers.workers import RunFailed
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     if paper is None:
-        _list(console)
+        _list(console, out)
         return 0
     try:
-        setting = Setting(budget, data, device, seeds)  # type: ignore[arg-type]
         found = experiments.find(paper, item)
+        made = Setting(**setting)
+        if slurm is not None:
+            made = replace(made, executor=_cluster(slurm, made))
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
         for one in found:
             with _shown(console) as progress:
-                outcome = experiments.reproduce(one, setting, progress)
+                outcome = experiments.reproduce(one, replace(made), progress)  # its own, which notes its recipes
             _print(console, outcome)
             console.print(f"\nwrote {outcome.write(out)} after {outcome.seconds:.0f} s")
     except (OSError, ValueError) as error:
         print(f"ritz reproduce: {error}", file=sys.stderr)
         return 2
+    except RunFailed as error:
+        told = "\n".join([str(error).rstrip(), *getattr(error, "__notes__", [])])
+        print(f"ritz reproduce: {told}\nwith the same --runs the next call goes on from what is kept", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nritz reproduce: stopped by the keyboard; experiments that were done are written", file=sys.stderr)
         return INTERRUPTED
     return 0
 
 
-def _list(console: Console) -> None:
-    """What there is."""
+def _cluster(partition: str, setting: "experiment.Setting") -> Any:
+    """A SLURM partition, as submitit has it."""
+    try:
+        import submitit  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ValueError("--slurm needs submitit, which is not installed: pip install submitit") from error
+    if setting.runs is None:
+        raise ValueError("--slurm needs --runs, a folder that all machines of the cluster see")
+    executor = submitit.AutoExecutor(folder=setting.runs / "slurm")
+    gpus = {"gpus_per_node": 1} if setting.device.startswith("cuda") else {}
+    executor.update_parameters(
+        name="ritz", slurm_partition=partition, timeout_min=JOB_MINUTES, cpus_per_task=JOB_CPUS, **gpus
+    )
+    return executor
+
+
+def _list(console: Console, out: Path) -> None:
+    """What there is, and what of it has been run."""
     from ..papers import experiments
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("paper", "item", "what", "source"):
+    for name in ("paper", "item", "what", "source", f"in {out}"):
         table.add_column(name, no_wrap=name in ("paper", "item"))
     for one in experiments.EXPERIMENTS:
-        table.add_row(one.paper, one.item, one.title, one.source)
+        table.add_row(one.paper, one.item, *map(escape, (one.title, one.source, _standing(out, one))))
     console.print(table)
     console.print("\nritz reproduce PAPER [ITEM] --budget smoke|short|paper")
+
+
+def _standing(out: Path, one: "experiment.Experiment") -> str:
+    """The result that there is of an experiment, in short."""
+    path = out / one.paper / f"{one.item}.json"
+    if not path.exists():
+        return ""
+    try:
+        written = json.loads(path.read_text(encoding="utf8"))
+        counted = Counter(claim["verdict"] for claim in written["claims"])
+        return f"{written['setting']['budget']}: {_counts(counted)}"
+    except (KeyError, TypeError, ValueError):
+        return "not a result"
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{counted[verdict]} {verdict}" for verdict in STYLES if counted.get(verdict))
 
 
 def _print(console: Console, outcome: "experiment.Outcome") -> None:
@@ -86,7 +127,7 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
     console.print()
     console.print(table)
     counted = Counter[str](claim.verdict for claim in outcome.claims)
-    console.print("\n" + ", ".join(f"{counted[verdict]} {verdict}" for verdict in STYLES if counted[verdict]))
+    console.print("\n" + _counts(counted))
     if setting.budget != "paper":
         console.print(f"The budget {setting.budget} is not that of the paper: the verdicts are about what was run.")
 

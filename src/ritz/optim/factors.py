@@ -268,7 +268,7 @@ def _abreast(jobs: Sequence[Callable[[], None]], devices: Collection[torch.devic
         stream = free.get()
         try:
             with torch.no_grad(), torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
-                if stream is not None:
+                if stream is not None and current is not None:
                     stream.wait_stream(current)
                 job()
         finally:

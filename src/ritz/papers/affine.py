@@ -111,7 +111,7 @@ def claims(rows: Sequence[dict[str, float]]) -> list[Claim]:
     Example:
         >>> rows = [{"exact": 1.0, "difference": 1e-12, "estimated": r, "errors": 0.3} for r in (0.95, 0.96)]
         >>> [claim.verdict for claim in claims(rows)]
-        ['holds', 'holds', 'refuted', 'cannot tell', 'holds']
+        ['holds', 'holds', 'refuted', 'not decidable', 'holds']
     """
 
     def mean(key: str) -> Estimate:

@@ -3,9 +3,10 @@
 A claim is data. An experiment returns it, a test asserts it, a page prints it; one that does not hold is kept like any
 other, with its evidence. The verdict is computed and never written by hand:
 
-    holds        every value that the measurement leaves open is one that the claim allows
-    refuted      none is
-    cannot tell  some are and some are not: the error bar does not decide
+    holds               every value that the measurement leaves open is one that the claim allows
+    holds in direction  not so, but every one lies on the claim's side of a reference: no difference, the ratio 1
+    refuted             none is allowed; where there is a reference, none lies on the claim's side of it either
+    not decidable       all else: the error bar does not decide
 """
 
 import math
@@ -21,7 +22,7 @@ from ..results import Estimate, show
 from ..storage import equal, save
 
 Relation = Literal["=", "<=", ">="]
-Verdict = Literal["holds", "refuted", "cannot tell"]
+Verdict = Literal["holds", "holds in direction", "refuted", "not decidable"]
 
 LEVEL = 0.95  # of the interval that has to lie within, or without, what a claim allows
 
@@ -33,7 +34,11 @@ class Claim:
     The claim allows the numbers x with x = `expected`, x <= `expected` or x >= `expected`, give or take `tolerance`;
     the measurement leaves open the 95 % interval of an `Estimate`, or the one number. So an equality measured with
     noise holds only where the whole interval lies within the tolerance: an interval that merely contains the expected
-    value cannot tell.
+    value is not decidable.
+
+    A claim of a difference (`reference` 0) or of a ratio (`reference` 1) may miss the number and have the direction:
+    with a `reference`, an interval strictly on the same side of it as `expected` holds in direction, and the claim is
+    refuted only where no value on that side is left open.
 
     Attributes:
         paper: "seed 000", ...
@@ -44,10 +49,13 @@ class Claim:
         tolerance: Absolute, not negative; what counts as the same number.
         relation: "=", "<=" or ">=".
         evidence: What was done and seen; for a refuted claim what is true instead.
+        reference: The number on whose one side the claim is: above it where `expected` is above. None for a claim that
+            has no direction; one that is of nothing but the direction is written with `relation`.
 
     Raises:
         TypeError: If `expected` or `measured` is not of these kinds, or one is a bool and the other is not.
-        ValueError: If the relation is unknown, a tolerance negative, or a number to compare with NaN.
+        ValueError: If the relation is unknown, a tolerance negative, a number to compare with NaN, or the reference is
+            no finite number, not apart from `expected`, or one that the relation allows.
 
     Example:
         >>> claim = Claim(paper="seed 000", where="equation 1", text="dL = d'Hd", expected=1.0, measured=0.5)
@@ -56,9 +64,11 @@ class Claim:
         >>> noisy = Estimate(name="trace", value=3.0, stderr=0.1, rule=ritz.intervals.StudentT(7))  # 2.76 to 3.24
         >>> about = {"paper": "seed 002", "where": "equation 11", "text": "E Tr H_b = Tr H", "measured": noisy}
         >>> [Claim(expected=3.1, tolerance=t, **about).verdict for t in (0.5, 0.1)]
-        ['holds', 'cannot tell']
+        ['holds', 'not decidable']
         >>> Claim(expected=2.0, relation="<=", **about).verdict
         'refuted'
+        >>> [Claim(expected=4.0, tolerance=0.5, reference=r, **about).verdict for r in (None, 0.0, 3.0)]
+        ['refuted', 'holds in direction', 'not decidable']
     """
 
     paper: str
@@ -69,6 +79,7 @@ class Claim:
     tolerance: float = 0.0
     relation: Relation = "="
     evidence: str = ""
+    reference: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.expected, bool | int | float):
@@ -84,10 +95,25 @@ class Claim:
             raise ValueError(f"relation must be '=', '<=' or '>=', and '=' for a bool, got {self.relation!r}")
         if math.isnan(self.expected) or not self.tolerance >= 0:
             raise ValueError(f"expected must be a number and tolerance >= 0, got {self.expected} and {self.tolerance}")
+        if self.reference is not None:
+            self._check_reference(self.reference)
+
+    def _check_reference(self, reference: float) -> None:
+        """Refuse one that gives the claim no side."""
+        if isinstance(self.expected, bool) or isinstance(reference, bool):
+            raise ValueError("a bool has no direction: leave the reference out")
+        if not isinstance(reference, int | float) or not math.isfinite(reference):
+            raise ValueError(f"reference must be a finite number, got {reference!r}")
+        above = self.expected > reference
+        if self.expected == reference or self.relation == ("<=" if above else ">="):
+            raise ValueError(
+                f"what is expected, {self.relation} {self.expected:g}, must be on one side of the reference, got "
+                f"{reference:g}; a claim of nothing but the direction is a relation, '<=' or '>=', without reference"
+            )
 
     @property
     def verdict(self) -> Verdict:
-        """Holds, refuted or cannot tell: the interval of what was measured against what the claim allows."""
+        """The interval of what was measured against what the claim allows, and against the reference."""
         if isinstance(self.measured, bool):
             return "holds" if self.measured == self.expected else "refuted"
         low, high = self._open()
@@ -95,7 +121,13 @@ class Claim:
         most = math.inf if self.relation == ">=" else self.expected + self.tolerance
         if least <= low and high <= most:
             return "holds"
-        return "refuted" if high < least or low > most else "cannot tell"  # NaN is neither
+        outside = high < least or low > most  # NaN is neither
+        if self.reference is not None:
+            above = self.expected > self.reference
+            if low > self.reference if above else high < self.reference:
+                return "holds in direction"
+            outside &= high <= self.reference if above else low >= self.reference
+        return "refuted" if outside else "not decidable"
 
     def _open(self) -> tuple[float, float]:
         """The numbers that the measurement leaves open."""
@@ -126,17 +158,26 @@ def claims_table(claims: Iterable[Claim]) -> str:
     for claim in claims:
         if not isinstance(claim, Claim):
             raise TypeError(f"expected claims, got {type(claim).__name__}")
-        verdict = claim.verdict if claim.verdict == "holds" else f"**{claim.verdict}**"
+        verdict = claim.verdict if claim.verdict.startswith("holds") else f"**{claim.verdict}**"
         source = f"{claim.paper}, {claim.where}"
         rows.append((source, claim.text, allowed(claim), shown(claim.measured), verdict))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def allowed(claim: Claim) -> str:
-    """What a claim allows, as text."""
+    """What a claim allows, as text, and on which side of the reference it is.
+
+    Example:
+        >>> about = {"paper": "seed 004", "where": "table 2", "text": "gain in accuracy", "measured": 0.1}
+        >>> allowed(Claim(expected=2.2, tolerance=0.5, reference=0, **about))
+        '2.2 ± 0.5 (> 0)'
+    """
     sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[claim.relation]
     slack = f" ± {claim.tolerance:.2g}" if claim.tolerance else ""
-    return sign + shown(claim.expected) + slack
+    side = ""
+    if claim.reference is not None:
+        side = f" ({'>' if claim.expected > claim.reference else '<'} {claim.reference:g})"
+    return sign + shown(claim.expected) + slack + side
 
 
 def shown(quantity: float | bool | Estimate) -> str:

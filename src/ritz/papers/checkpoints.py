@@ -4,12 +4,15 @@ run.json                        the recipe, its fingerprint, and the versions of
 log.jsonl                       the numbers of the run
 epoch-000007.json               the newest checkpoint, and its tensors
 epoch-000007.safetensors
+lock                            while a process is at work here: which, on which machine
 """
 
 import hashlib
 import json
 import os
 import platform
+import secrets
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,8 @@ class Folder:
     """A run on disk; a folder that is not there yet is made.
 
     A checkpoint is whole when its .json is there, which is written last. The one before is kept until then. One process
-    at a time may write.
+    at a time may write: the folder is locked until the object is gone, and a process that was killed leaves a lock that
+    the next one on the same machine takes over.
 
     Args:
         path: Of the folder.
@@ -40,6 +44,7 @@ class Folder:
     Raises:
         TypeError: If the recipe has no fingerprint.
         ValueError: If the folder is that of another recipe, or of other data.
+        BlockingIOError: If another process is at work in it.
 
     Example:
         >>> import tempfile
@@ -50,7 +55,7 @@ class Folder:
         ...     folder.keep(1, {"weights": torch.ones(2)})
         ...     folder.keep(2, {"weights": torch.zeros(2)})
         ...     print(folder.newest(), sorted(p.name for p in folder.path.iterdir()))
-        {'weights': tensor([0., 0.])} ['epoch-000002.json', 'epoch-000002.safetensors', 'run.json']
+        {'weights': tensor([0., 0.])} ['epoch-000002.json', 'epoch-000002.safetensors', 'lock', 'run.json']
     """
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -68,6 +73,8 @@ class Folder:
             has = "checkpoints" if self._checkpoints() else self.log.name
             raise ValueError(f"{self.path} has {has} and no run.json that says of what: name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
+        mark = _lock(self.path / "lock")
+        self.unlock = weakref.finalize(self, _unlock, self.path / "lock", mark)  # at the exit of the process at last
         self._about = {**own, "starts": [] if there is None else there["starts"]}
         self._write()
 
@@ -107,6 +114,59 @@ class Folder:
     def _read(self) -> Any:
         source = self.path / "run.json"
         return json.loads(source.read_text(encoding="utf8")) if source.exists() else None
+
+
+def _lock(path: Path) -> dict[str, Any]:
+    """Make the file that keeps other processes away, and return what it says."""
+    own = {"process": os.getpid(), "machine": platform.node(), "mark": secrets.token_hex(8)}
+    for _ in range(3):  # another process may take over the same lock, or end, in the same instant
+        try:
+            with path.open("x", encoding="utf8") as file:
+                json.dump(own, file)
+            return own
+        except FileExistsError:
+            owner = _owner(path)
+            if owner is not None and _at_work(owner):
+                break
+            path.unlink(missing_ok=True)
+    who = "another process" if not owner else f"process {owner['process']} on {owner['machine']}"
+    raise BlockingIOError(f"{who} is training in {path.parent}; if there is no such process any more, remove {path}")
+
+
+def _owner(path: Path) -> dict[str, Any] | None:
+    """What a lock says: nothing where it is gone, {} where it is not written yet."""
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf8") or "{}")
+    except FileNotFoundError:
+        return None
+    return said
+
+
+def _at_work(owner: Mapping[str, Any]) -> bool:
+    """Whether another process that has a lock may be alive; of one on another machine nothing is known."""
+    if not owner or owner["machine"] != platform.node():
+        return True
+    if owner["process"] == os.getpid():  # a run of this process that has ended and is not yet collected
+        return False
+    if os.name == "nt":  # signal 0 is no question there
+        return True
+    try:
+        os.kill(owner["process"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # there is one, of another user
+        pass
+    try:  # one that was killed and that nobody has asked after is there in name only
+        stat = Path(f"/proc/{owner['process']}/stat").read_text(encoding="utf8")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _unlock(path: Path, mark: Mapping[str, Any]) -> None:
+    """Remove the lock that this object made, and no other; a forked process has a copy of the object."""
+    if mark["process"] == os.getpid() and _owner(path) == mark:
+        path.unlink(missing_ok=True)
 
 
 def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:

@@ -4,16 +4,19 @@
     short    fewer epochs, seeds or images, in minutes; the claims say what was measured, not what would be
     paper    as published
 
-A run writes `PAPER/ITEM.json`: settings, versions, machine, the rows that were measured and the claims with verdicts.
+A run writes `PAPER/ITEM.json`: settings, seeds, recipes, commit, versions, machine, the claims with their verdicts and
+the rows that were measured.
 """
 
 import json
 import math
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import torch
 
@@ -22,8 +25,18 @@ from ..storage import write_text
 from .base import Claim
 from .recipe import Budget
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 Rows = list[dict[str, Any]]
+
+
+class Executor(Protocol):
+    """What can be given work to do elsewhere."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """A job, whose `result()` waits for what the function gives, or raises what it raised."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,10 @@ class Setting:
         seeds: How many, in the place of the budget's own number.
         runs: A folder for the training runs, which are kept there and resumed; None keeps nothing.
         workers: How many training runs at a time, each in a process of its own.
+        executor: Takes every training run as a job, by `submit(function, *args)` whose answer has a `result()`: one of
+            concurrent.futures, or submitit's AutoExecutor; needs `runs`. None trains here.
+        commit: Of the code; None asks git, which knows where the package is a checkout.
+        recipes: What was trained, by name; `train_all` notes it here, as plain data.
     """
 
     budget: Budget = "smoke"
@@ -45,6 +62,9 @@ class Setting:
     seeds: int | None = None
     runs: Path | None = None
     workers: int = 1
+    executor: Executor | None = field(default=None, compare=False, repr=False)
+    commit: str | None = None
+    recipes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.budget not in get_args(Budget):
@@ -53,10 +73,14 @@ class Setting:
             raise ValueError(f"error bars need two seeds or more, got {self.seeds}")
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
+        if self.executor is not None and self.runs is None:
+            raise ValueError("runs of a cluster are kept in a folder that all its machines see: name it by --runs")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from error
+        if self.commit is None:  # now: the files may be others when a long run has ended
+            object.__setattr__(self, "commit", own_commit())
 
     def pick(self, smoke: int, short: int, paper: int) -> int:
         """The number for this budget."""
@@ -77,6 +101,7 @@ class Experiment:
         title: What it is.
         source: Where the papers have it.
         run: Setting and progress to the rows that were measured and the claims that follow.
+        figure: Draws the rows, as they are read from the file; None where there is nothing to draw.
     """
 
     paper: str
@@ -84,6 +109,7 @@ class Experiment:
     title: str
     source: str
     run: Callable[[Setting, Progress], tuple[Rows, list[Claim]]]
+    figure: "Callable[[Rows], Figure] | None" = None
 
 
 @dataclass(frozen=True)
@@ -97,29 +123,95 @@ class Outcome:
     seconds: float
 
     def write(self, folder: Path) -> Path:
-        """`folder`/PAPER/ITEM.json, whole or not at all."""
+        """`folder`/PAPER/ITEM.json, whole or not at all, a line for each row and claim: changes can be read."""
         target = folder / self.experiment.paper / f"{self.experiment.item}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_finite(self.plain()), indent=1, ensure_ascii=False, allow_nan=False)
-        return write_text(target, text + "\n")
+        entries = []
+        for key, value in _finite(self.plain()).items():
+            inner = value if isinstance(value, list) and value and isinstance(value[0], dict) else None
+            text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
+            entries.append(f" {_json(key)}: {text}")
+        return write_text(target, "{\n" + ",\n".join(entries) + "\n}\n")
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it; folders are left out, which are of one machine."""
         from .. import __version__
 
-        setting = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.setting).items()}
-        cuda = self.setting.device.startswith("cuda")
+        own = self.setting
+        cuda = own.device.startswith("cuda")
+        seeds = {row["seed"] for row in self.rows if "seed" in row} | {told["seed"] for told in own.recipes.values()}
         return {
             "paper": self.experiment.paper,
             "item": self.experiment.item,
+            "title": self.experiment.title,
             "source": self.experiment.source,
-            "setting": setting,
+            "setting": {"budget": own.budget, "device": own.device, "seeds": own.seeds, "workers": own.workers},
+            "seeds": sorted(int(seed) for seed in seeds),
+            "commit": own.commit,
             "versions": {"ritz": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": torch.cuda.get_device_name(self.setting.device) if cuda else f"{platform.machine()} CPU",
+            "machine": torch.cuda.get_device_name(own.device) if cuda else f"{platform.machine()} CPU",
             "seconds": round(self.seconds, 1),
+            "recipes": grouped(own.recipes),
             "claims": [plain_claim(claim) for claim in self.claims],
             "rows": self.rows,
         }
+
+
+@cache
+def own_commit() -> str | None:
+    """The commit of the package's checkout, and whether there were changes beside it; None where it is no checkout."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    try:
+        if not git("ls-files", "--", here.name):  # installed within somebody else's repository
+            return None
+        commit, changes = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain")
+    except OSError:  # no git
+        return None
+    return commit + (" + changes" if changes else "") if commit else None
+
+
+def grouped(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Recipes once for all runs that differ in name and seed alone: the first in full, of others what is different.
+
+    Example:
+        >>> rate = {"call": "SGD", "keywords": {"lr": 0.1}}
+        >>> first = {"name": "slow", "epochs": 3, "optimizer": rate, "seed": 0}
+        >>> other = {**first, "optimizer": {"call": "SGD", "keywords": {"lr": 1.0}}}
+        >>> for group in grouped({"a": first, "b": {**first, "seed": 1}, "c": other}):
+        ...     print(group)
+        {'runs': ['a', 'b'], 'recipe': {'epochs': 3, 'optimizer.call': 'SGD', 'optimizer.keywords.lr': 0.1}}
+        {'runs': ['c'], 'differs': {'optimizer.keywords.lr': 1.0}}
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    first: dict[str, Any] = {}
+    for run, recipe in recipes.items():
+        flat = _flat({key: value for key, value in recipe.items() if key not in ("name", "seed", "type")})
+        first = first or flat
+        if flat == first:
+            said = {"recipe": flat}
+        else:
+            said = {"differs": {key: flat.get(key) for key in {**first, **flat} if flat.get(key) != first.get(key)}}
+        groups.setdefault(_json(said), {"runs": [], **said})["runs"].append(run)
+    return list(groups.values())
+
+
+def _flat(node: Any, where: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with the ways into them for keys; what is empty is left out."""
+    if not isinstance(node, dict):
+        return {} if node in (None, []) else {where: node}
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        found |= _flat(value, f"{where}.{key}" if where else key)
+    return found
+
+
+def _json(node: Any) -> str:
+    return json.dumps(node, ensure_ascii=False, allow_nan=False)
 
 
 def plain_claim(claim: Claim) -> dict[str, Any]:
@@ -130,10 +222,31 @@ def plain_claim(claim: Claim) -> dict[str, Any]:
         'refuted'
     """
     found: dict[str, Any] = {**vars(claim), "verdict": claim.verdict}
+    if claim.reference is None:
+        del found["reference"]
     if isinstance(claim.measured, Estimate):
         found["measured"] = _short(claim.measured.value)
         found["interval"] = [_short(end) for end in claim.measured.interval()]
     return found
+
+
+def read_claim(plain: Mapping[str, Any]) -> Claim:
+    """A claim as it is in a file, without what made the interval; the verdict follows from its numbers again.
+
+    Example:
+        >>> measured = Estimate(name="r", value=0.5, bracket=(0.2, 0.8))
+        >>> claim = Claim(paper="", where="", text="", expected=1.0, measured=measured, reference=0.0)
+        >>> read_claim(plain_claim(claim)).verdict
+        'holds in direction'
+    """
+    fields = {key: value for key, value in plain.items() if key not in ("verdict", "interval")}
+    for key in ("expected", "measured", "tolerance", "reference"):
+        if isinstance(fields.get(key), str):  # "nan", "inf"
+            fields[key] = float(fields[key])
+    if "interval" in plain:
+        low, high = (float(end) for end in plain["interval"])
+        fields["measured"] = Estimate(name=plain["text"], value=float(plain["measured"]), bracket=(low, high))
+    return Claim(**fields)
 
 
 def _short(value: Any) -> float:

@@ -4,7 +4,18 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from . import affine, logistic_damping, logistic_damping_claims, mnist_mlp, mnist_mlp_claims
+from . import (
+    affine,
+    cifar_spectra,
+    cifar_spectra_figure,
+    damping_cifar_claims,
+    damping_cifar_figure,
+    logistic_damping,
+    logistic_damping_claims,
+    mnist_mlp,
+    mnist_mlp_claims,
+    trace_penalty,
+)
 from .base import Claim
 from .data.images import load_images
 from .experiment import Experiment, Outcome, Progress, Rows, Setting
@@ -54,12 +65,48 @@ def _logistic(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     return rows, list(logistic_damping_claims.claims(results).values())
 
 
+def _decays(paper: str, item: str, title: str, source: str) -> Experiment:
+    """A network of CIFAR-100 at three weight decays, which two papers show."""
+    return Experiment(paper, item, title, source, partial(cifar_spectra.run_decays, item), cifar_spectra_figure.figure)
+
+
+def _vgg16(item: str, title: str, where: str) -> Experiment:
+    """VGG-16 on CIFAR-100 with flat and learned damping."""
+    source, run = f"seed 004, {where}", partial(damping_cifar_claims.run, item)
+    return Experiment("damping", item, title, source, run, damping_cifar_figure.figure)
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("false-friend", "mlp", "the network of 9,960 parameters on MNIST", "seed 000, figure 2", _mlp),
+    _decays("false-friend", "allcnn", "All-CNN-C on CIFAR-100 at three weight decays", "seed 000, figure 3"),
+    _decays("false-friend", "preresnet", "PreResNet on CIFAR-100 at three weight decays", "seed 000, figure 4"),
+    _decays("false-friend", "wideresnet", "WideResNet, BatchNorm in both modes", "seed 000, figures 5 and 8"),
+    Experiment(
+        "false-friend", "vgg-gadam", "VGG-16 with BatchNorm by SGD and by Gadam", "seed 000, figure 6",
+        cifar_spectra.run_optimisers, cifar_spectra_figure.figure,
+    ),
     Experiment("pac-bayes", "mlp", "the same network, at three weight decays", "seed 002, table 1", _mlp),
+    _decays("pac-bayes", "allcnn", "All-CNN-C on CIFAR-100: the metric and its parts", "seed 002, tables 2 and 3"),
+    _decays("pac-bayes", "preresnet", "PreResNet on CIFAR-100: the metric and its parts", "seed 002, table 4"),
+    _decays("pac-bayes", "wideresnet", "WideResNet on CIFAR-100: the metric and its parts", "seed 002, table 5"),
+    Experiment(
+        "pac-bayes", "penalty", "does a trace penalty help?", "seed 002, tables 7 and 8", trace_penalty.run,
+        cifar_spectra_figure.figure,
+    ),
     Experiment("margins", "affine", "Hessian traces of an affine predictor", "seed 003, figure 2", _affine),
     Experiment("damping", "logistic", "LanczosOPT on softmax regression", "seed 004, figures 4 to 6", _logistic),
-)
+    _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
+    _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),
+    _vgg16("figure12-dropout", "KFAC, learned and flat damping without dropout", "figure 12"),
+    _vgg16("figure12-code", "KFAC and its damping as in the published code", "figure 12"),
+    _vgg16("figure12-low", "KFAC, damping learned from 0.01", "figure 12"),
+    _vgg16("table1", "the largest eigenvalue after Adam and KFAC", "table 1 and figures 1 and 7"),
+    _vgg16("figure11", "KFAC from low dampings", "figure 11"),
+    _vgg16("figure13", "KFAC at a low rate", "figure 13"),
+    _vgg16("figure14", "Adam, learned damping and the rate that is ramped up", "figures 14 and 15"),
+    _vgg16("figure9", "AdamW with BatchNorm", "figure 9"),
+    _vgg16("stable", "the largest stable learning rates", "section 8"),
+)  # fmt: skip
 
 PAPERS = {
     "false-friend": ("seed 000", "seed 001"), "pac-bayes": ("seed 002",), "margins": ("seed 003",),

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batches import isolated_rng
@@ -36,6 +35,7 @@ from .data.images import Data, load_images
 from .data.images import read_idx as read_idx
 
 Progress = Callable[[int, int], None]  # (done, total)
+Make = Callable[[int, torch.dtype], nn.Sequential]  # seed and precision to a network of Linear layers, ReLU between
 
 NUM_TRAIN = 55_000  # of the 60,000; the last 5,000 are held out
 WEIGHT_DECAYS = (0.0, 1e-4, 5e-4)
@@ -125,7 +125,7 @@ class Trained:
     weights: Mapping[str, Tensor]
 
     def params(self, seed: int, weight_decay: float) -> Params:
-        """The weights of one network, by the names of `make_network`."""
+        """The weights of one network, by the names of its own."""
         at = self.seeds.index(seed), self.weight_decays.index(weight_decay)
         return {name: stack[at] for name, stack in self.weights.items()}
 
@@ -140,6 +140,7 @@ def train_many(
     lr: float = 0.01,
     momentum: float = 0.9,
     batch_size: int = 128,
+    make: Make = make_network,
     progress: Progress | None = None,
 ) -> Trained:
     """Train a network for every seed and weight decay, all at once, where the data is and in its precision.
@@ -148,10 +149,11 @@ def train_many(
     network alone. A seed gives a start and, by a keyed permutation for each epoch, an order of batches.
 
     Args:
-        data: Images (N, 784) and labels (N,).
+        data: Images (N, inputs), 784 for the default network, and labels (N,).
         seeds: One or more, all different.
         weight_decays: One or more, none negative, all different.
         epochs, lr, momentum, batch_size: Of SGD; the rate falls as `learning_rate` says. A last short batch is kept.
+        make: The network of a seed: Linear layers with ReLU between them.
         progress: Called as progress(epochs done, epochs).
 
     Raises:
@@ -167,34 +169,86 @@ def train_many(
         True
     """
     X, y = data
-    _check(data, seeds, weight_decays, epochs, batch_size)
-    weights = _starts(X, seeds, len(weight_decays))
+    _check(data, seeds, weight_decays, epochs, batch_size, next(make(0, X.dtype).parameters()).shape[1])
+    weights = starts(make, X, seeds, len(weight_decays))
     velocity = {name: torch.zeros_like(w) for name, w in weights.items()}
     decays = torch.tensor(weight_decays, dtype=X.dtype, device=X.device)
     for epoch in range(epochs):
-        rate = learning_rate(epoch, epochs, lr)
+        rates = torch.full_like(decays, learning_rate(epoch, epochs, lr))
         order = torch.stack([batch_order(len(X), seed, epoch, X.device) for seed in seeds])  # (seeds, N)
         for rows in order.split(batch_size, dim=1):
-            with torch.enable_grad():
-                grads = torch.autograd.grad(_loss(weights, X[rows], y[rows]), list(weights.values()))
-            with torch.no_grad():
-                for (name, w), grad in zip(weights.items(), grads, strict=True):
-                    grad = grad.addcmul(w, decays.view(1, -1, *[1] * (w.ndim - 2)))
-                    w.sub_(velocity[name].mul_(momentum).add_(grad), alpha=rate)
+            update(weights, velocity, gradients(weights, X[rows], y[rows]), rates, decays, momentum)
         if progress is not None:
             progress(epoch + 1, epochs)
-    stacks = {name: w.detach() for name, w in weights.items()}
-    return Trained(seeds=tuple(seeds), weight_decays=tuple(weight_decays), weights=MappingProxyType(stacks))
+    return Trained(seeds=tuple(seeds), weight_decays=tuple(weight_decays), weights=MappingProxyType(weights))
 
 
-def _starts(like: Tensor, seeds: Sequence[int], num_decays: int) -> Params:
-    """Every seed's initial weights, as many times as there are weight decays, (seeds, weight decays, *shape)."""
-    networks = [make_network(seed, like.dtype).state_dict() for seed in seeds]
+def starts(make: Make, like: Tensor, seeds: Sequence[int], copies: int) -> Params:
+    """Every seed's initial weights, `copies` times each, as stacks (seeds, copies, *shape).
+
+    Example:
+        >>> stacks = starts(make_network, torch.empty(0), seeds=(0, 1), copies=3)
+        >>> stacks["0.bias"].shape, bool((stacks["0.bias"][:, 0] == stacks["0.bias"][:, 2]).all())
+        (torch.Size([2, 3, 10]), True)
+    """
+    networks = [make(seed, like.dtype).state_dict() for seed in seeds]
     stacks = {name: torch.stack([start[name] for start in networks])[:, None] for name in networks[0]}
     return {
-        name: stack.expand(-1, num_decays, *stack.shape[2:]).contiguous().to(like.device).requires_grad_()
-        for name, stack in stacks.items()
+        name: stack.expand(-1, copies, *stack.shape[2:]).contiguous().to(like.device) for name, stack in stacks.items()
     }
+
+
+def gradients(weights: Mapping[str, Tensor], X: Tensor, y: Tensor) -> Params:
+    """Gradients of the mean cross-entropy of every network on the batch of its seed, by the chain rule.
+
+    With inputs h_l of layer l and delta = (softmax - one-hot) / batch at the end, dW_l = delta' h_l, db_l = sum delta,
+    and delta goes back as (delta W_l) 1[h_l > 0].
+
+    Args:
+        weights: Stacks (seeds, copies, *shape) of Linear layers in their order, each a weight and then a bias.
+        X, y: A batch for each seed, (seeds, batch, inputs) and (seeds, batch).
+
+    Example:
+        >>> weights = {"weight": torch.zeros(1, 1, 2, 1), "bias": torch.zeros(1, 1, 2)}
+        >>> found = gradients(weights, torch.tensor([[[3.0]]]), torch.tensor([[0]]))
+        >>> found["weight"].flatten().tolist(), found["bias"].flatten().tolist()
+        ([-1.5, 1.5], [-0.5, 0.5])
+    """
+    names = list(weights)
+    layers = list(zip(names[::2], names[1::2], strict=True))
+    first, first_bias = layers[0]
+    shape = weights[first].shape[1:3]  # (copies, outputs): the copies of a seed share their batch, and so one product
+    z = (X @ weights[first].flatten(1, 2).mT).unflatten(2, shape).transpose(1, 2) + weights[first_bias][:, :, None]
+    inputs = []
+    for weight, bias in layers[1:]:
+        inputs.append(z.relu())
+        z = inputs[-1] @ weights[weight].mT + weights[bias][:, :, None]
+    delta = z.softmax(-1)  # (seeds, copies, batch, classes)
+    delta.scatter_(-1, y[:, None, :, None].expand(*delta.shape[:-1], 1), -1.0, reduce="add").div_(y.shape[1])
+    found: Params = {}
+    for (weight, bias), h in zip(layers[:0:-1], inputs[::-1], strict=True):
+        found[weight], found[bias] = delta.mT @ h, delta.sum(2)
+        delta = (delta @ weights[weight]) * (h > 0)
+    found[first] = (delta.transpose(1, 2).flatten(2).mT @ X).unflatten(1, shape)
+    found[first_bias] = delta.sum(2)
+    return found
+
+
+def update(
+    weights: Params, velocity: Params, grads: Mapping[str, Tensor], rates: Tensor, decays: Tensor, momentum: float
+) -> None:
+    """One step of SGD on stacks, in place; the copies of a seed have rates and weight decays of their own, (copies,).
+
+    Example:
+        >>> weights, velocity = {"b": torch.tensor([[[1.0], [1.0]]])}, {"b": torch.zeros(1, 2, 1)}
+        >>> update(weights, velocity, {"b": torch.ones(1, 2, 1)}, torch.tensor([0.5, 0.25]), torch.zeros(2), 0.9)
+        >>> weights["b"].flatten().tolist()
+        [0.5, 0.75]
+    """
+    for name, w in weights.items():
+        rate, decay = (x.view(1, -1, *[1] * (w.ndim - 2)) for x in (rates, decays))
+        velocity[name].mul_(momentum).add_(grads[name]).addcmul_(w, decay)
+        w.addcmul_(velocity[name], rate, value=-1)
 
 
 def batch_order(num: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
@@ -207,19 +261,12 @@ def batch_order(num: int, seed: int, epoch: int, device: torch.device | str = "c
     return random_uniform(num, ("mnist_mlp order", seed, epoch), device).argsort()
 
 
-def _loss(weights: Mapping[str, Tensor], X: Tensor, y: Tensor) -> Tensor:
-    """The sum over networks of the mean loss on their own batches X (seeds, batch, 784), y (seeds, batch)."""
-    h = torch.einsum("sbi,sdoi->sdbo", X, weights["0.weight"]) + weights["0.bias"][:, :, None]
-    for layer in ("2", "4"):
-        h = torch.einsum("sdbi,sdoi->sdbo", h.relu(), weights[f"{layer}.weight"]) + weights[f"{layer}.bias"][:, :, None]
-    labels = y[:, None].expand(h.shape[:3])
-    return F.cross_entropy(h.flatten(0, 2), labels.flatten(), reduction="sum") / y.shape[1]
-
-
-def _check(data: Data, seeds: Sequence[int], weight_decays: Sequence[float], epochs: int, batch_size: int) -> None:
+def _check(
+    data: Data, seeds: Sequence[int], weight_decays: Sequence[float], epochs: int, batch_size: int, width: int
+) -> None:
     X, y = data
-    if X.ndim != 2 or X.shape[1] != 784 or y.shape != X.shape[:1] or not len(X):
-        raise ValueError(f"expected images (N, 784) and labels (N,), got {tuple(X.shape)} and {tuple(y.shape)}")
+    if X.ndim != 2 or X.shape[1] != width or y.shape != X.shape[:1] or not len(X):
+        raise ValueError(f"expected images (N, {width}) and labels (N,), got {tuple(X.shape)} and {tuple(y.shape)}")
     if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) > 9:
         raise ValueError(f"labels must be integers from 0 to 9, got {y.dtype} from {y.min()} to {y.max()}")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -244,7 +291,7 @@ class Row:
 
 def measure_rows(
     trained: Trained, train: Data, val: Data, test: Data, *, num_steps: int = 100, num_probes: int = 8,
-    batch_size: int = 5000, progress: Progress | None = None,
+    batch_size: int = 5000, make: Make = make_network, progress: Progress | None = None,
 ) -> tuple[Row, ...]:  # fmt: skip
     """One row for each network: the curvature from one Lanczos run on all of `train`, the rest from forward passes.
 
@@ -255,6 +302,7 @@ def measure_rows(
         train, val, test: Data; the Hessian is that of the loss on `train`.
         num_steps, num_probes: Of `ritz.spectrum`; three steps or more, for Tr H^4.
         batch_size: Images in one product; memory, not numbers.
+        make: What made the networks.
         progress: Called as progress(networks done, networks).
 
     Raises:
@@ -269,7 +317,7 @@ def measure_rows(
     """
     if num_steps < 3:
         raise ValueError(f"num_steps must be at least 3, got {num_steps}: two steps do not give Tr H^4")
-    model = make_network(0, train[0].dtype).to(train[0].device)
+    model = make(0, train[0].dtype).to(train[0].device)
     risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=batch_size, plan=Plan(route="reverse"))
     held_out = {name: risk.on(data, batch_size) for name, data in (("val", val), ("test", test))}
     pairs = [(seed, weight_decay) for seed in trained.seeds for weight_decay in trained.weight_decays]

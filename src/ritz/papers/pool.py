@@ -1,19 +1,25 @@
-"""Many training runs of one experiment, each kept and resumed by itself."""
+"""Many training runs of one experiment, each kept and resumed by itself: in turn, side by side, or on a cluster."""
 
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from ..storage import write_text
 from .experiment import Progress, Setting
 from .loop import Data, Training
-from .recipe import Recipe
+from .recipe import Recipe, describe
 from .train import train
+from .workers import RunFailed, Task, side_by_side
 
 Finish = Callable[[Training, Recipe, Mapping[str, Data]], Mapping[str, Any]]
+
+
+FOUND = "found.json"
 
 
 @dataclass(frozen=True)
@@ -53,35 +59,154 @@ def train_all(
 ) -> dict[str, Finished]:  # fmt: skip
     """Train every recipe; with `setting.runs` each run has a folder ITEM/NAME there, and is not made twice.
 
+    With `setting.workers` above 1 so many processes of this machine train side by side, each with its own copy of the
+    data where the data is; with `setting.executor` every run is a job of a cluster. Recipes, `finish` and options are
+    then pickled, and `progress` counts runs.
+
     Args:
         recipes: By name, as folders are named.
         data: For all of them, as `train` takes it.
         setting: Where runs are kept, and how many at a time.
         item: Of the experiment.
-        finish: finish(training, recipe, data) measures a network that is trained, as plain JSON; functions with a name.
-        progress: Called as progress("steps, NAME", done, total).
+        finish: finish(training, recipe, data) measures a network that is trained, as plain JSON. A function at the top
+            of a module, or a partial of one with plain arguments: what it found is kept, and made anew for another.
+        progress: Called as progress("steps, NAME", done, total), or as progress("runs", done, total).
         options: Of `train`.
+
+    Raises:
+        TypeError: If something that has to be pickled or described cannot be.
+        RunFailed: If a run failed in another process, with its name; those under way are finished first.
+
+    Example:
+        >>> from ritz.papers.recipe import on_parameters
+        >>> sgd = partial(on_parameters, kind=torch.optim.SGD, lr=1.0)
+        >>> recipe = Recipe(name="softmax", model=partial(torch.nn.Linear, 2, 2), optimizer=sgd, epochs=20)
+        >>> data = {"train": (torch.eye(2), torch.tensor([0, 1]))}
+        >>> train_all({"seed 0": recipe}, data, Setting(), item="toy")["seed 0"].last("train/accuracy")
+        1.0
     """
-    return {
-        name: _one(name, recipe, data, setting, item, finish, progress, options) for name, recipe in recipes.items()
-    }
+    kept = None if setting.runs is None else Path(setting.runs) / item
+    folders = {name: None if kept is None else kept / name for name in recipes}
+    apart = setting.executor is not None or setting.workers > 1
+    if finish is not None and (kept is not None or apart):
+        describe(finish, "finish")
+    setting.recipes.update({f"{item}/{name}": _told(recipe) for name, recipe in recipes.items()})
+    left = [name for name in recipes if not _is_found(folders[name], finish)]
+    found: dict[str, Finished] = {}
+    if setting.executor is not None or (apart and len(left) > 1):
+        told = None if progress is None else partial(progress, "runs")
+        with _written(data, None if setting.executor is None else kept) as source:
+            given = (source, tuple(data), str(data["train"][0].device))
+            tasks: dict[str, Task] = {
+                name: (_one_apart, (given, name, recipes[name], folders[name], finish, options)) for name in left
+            }
+            if setting.executor is None:
+                found = side_by_side(tasks, setting.workers, told)
+            else:
+                found = _submit(tasks, setting.executor, told)
+    for name, recipe in recipes.items():
+        if name not in found:
+            said = None if progress is None else partial(progress, f"steps, {name}")
+            found[name] = _one(name, recipe, data, folders[name], finish, {**options, "progress": said})
+    return {name: found[name] for name in recipes}
 
 
 def _one(
-    name: str, recipe: Recipe, data: Mapping[str, Data], setting: Setting, item: str, finish: Finish | None,
-    progress: Progress | None, options: Mapping[str, Any],
+    name: str, recipe: Recipe, data: Mapping[str, Data], folder: Path | None, finish: Finish | None,
+    options: Mapping[str, Any],
 ) -> Finished:  # fmt: skip
     """One run, trained or read back."""
-    folder = None if setting.runs is None else Path(setting.runs) / item / name
-    told = None if progress is None else partial(progress, f"steps, {name}")
-    done = train(recipe, data, folder=folder, progress=told, **options)
-    kept = None if folder is None else folder / "found.json"
-    if finish is None:
-        found: dict[str, Any] = {}
-    elif kept is not None and kept.exists():
-        found = json.loads(kept.read_text(encoding="utf8"))
-    else:
-        found = dict(finish(done, recipe, data))
-        if kept is not None:
-            write_text(kept, json.dumps(found, indent=1) + "\n")
+    try:
+        done = train(recipe, data, folder=folder, **options)
+        if finish is None:
+            found: dict[str, Any] = {}
+        elif folder is not None and _is_found(folder, finish):
+            found = json.loads((folder / FOUND).read_text(encoding="utf8"))["found"]
+        else:
+            found = dict(finish(done, recipe, data))
+            if folder is not None:
+                text = json.dumps({"finish": describe(finish, "finish"), "found": found}, indent=1)
+                write_text(folder / FOUND, text + "\n")
+    except Exception as error:
+        error.add_note(f"in run {name!r}")
+        raise
     return Finished(name, recipe.seed, done.stop, done.steps, done.seconds, done.history.rows, found)
+
+
+def _told(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain data; one that has something without a name in it, which no folder takes, by its seed."""
+    try:
+        return dict(describe(recipe))
+    except TypeError:
+        return {"seed": recipe.seed}
+
+
+def _is_found(folder: Path | None, finish: Finish | None) -> bool:
+    """Whether a run has ended, and what it gave was measured by the same function."""
+    if folder is None or finish is None or not (folder / FOUND).exists():
+        return False
+    said = json.loads((folder / FOUND).read_text(encoding="utf8"))
+    return bool(said.get("finish") == describe(finish, "finish"))
+
+
+# ------------------------------------------------------------------------------------------- in other processes
+
+
+@contextmanager
+def _written(data: Mapping[str, Data], folder: Path | None) -> Iterator[Path]:
+    """The data as a file that other processes map into memory: once for all, however many runs there are."""
+    from safetensors.torch import save_file
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="data-", dir=folder) as place:
+        source = Path(place) / "data.safetensors"
+        parts = {f"{name}/{part}": pair[part] for name, pair in data.items() for part in (0, 1)}
+        save_file({name: part.detach().cpu().contiguous().clone() for name, part in parts.items()}, source)
+        yield source
+
+
+@lru_cache(maxsize=1)  # once for a process, and not for a run
+def _read(source: Path, names: tuple[str, ...], device: str) -> dict[str, Data]:
+    """The same data on the device."""
+    from safetensors.torch import load_file
+
+    parts = load_file(source, device=device)
+    return {name: (parts[f"{name}/0"], parts[f"{name}/1"]) for name in names}
+
+
+def _one_apart(
+    given: tuple[Path, tuple[str, ...], str], name: str, recipe: Recipe, folder: Path | None, finish: Finish | None,
+    options: Mapping[str, Any],
+) -> Finished:  # fmt: skip
+    """One run, in a process that is not this one."""
+    return _one(name, recipe, _read(*given), folder, finish, options)
+
+
+def _submit(tasks: Mapping[str, Task], executor: Any, done: Callable[[int, int], None] | None) -> dict[str, Finished]:
+    """Every task as a job; all are waited for before the first failure is raised."""
+    jobs = {name: executor.submit(function, *args) for name, (function, args) in tasks.items()}
+    found: dict[str, Finished] = {}
+    failed: RunFailed | None = None
+    if done is not None:
+        done(0, len(jobs))
+    try:
+        for name, job in jobs.items():
+            try:
+                found[name] = job.result()
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                if failed is None:
+                    failed = RunFailed(name, why)
+                    failed.__cause__ = error
+                else:
+                    failed.add_note(f"run {name!r} failed too: {why}")
+            if done is not None:
+                done(len(found), len(jobs))
+    except BaseException:  # Ctrl-C
+        for job in jobs.values():
+            getattr(job, "cancel", lambda: None)()
+        raise
+    if failed is not None:
+        raise failed
+    return found

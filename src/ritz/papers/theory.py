@@ -87,8 +87,8 @@ _TOP = """# The theory, checked
 Seeds 000 to 003 argue with theorems, bounds and examples. Here each is a function that computes both sides on small
 networks in float64 and returns a `Claim`: what is stated, what was measured, and a verdict that follows from the two.
 *Holds* and *refuted* mean that the measurement, its 95 % interval where it was sampled, lies within or without what the
-claim allows; *cannot tell* that it does neither. Where a statement fails as printed, *mended* marks the one that holds.
-A number cannot prove a theorem, but it can refute one.
+claim allows; *not decidable* that it does neither. Where a statement fails as printed, *mended* marks the one that
+holds. A number cannot prove a theorem, but it can refute one.
 
 In the tables H is the Hessian of the mean loss, G the Gauss-Newton matrix, P the number of weights, p = w_1 w_2 w_3 X,
 g the gradient of w_1 w_2 w_3, S the softmax, and T_alpha multiplies the last layer by alpha.
@@ -157,8 +157,8 @@ def page(found: Mapping[str, Sequence[Claim]] | None = None) -> str:
     found = sections() if found is None else found
     verdicts = [claim.verdict for claim in chain.from_iterable(found.values())]
     count = f"{len(verdicts)} claims: {verdicts.count('holds')} hold, {verdicts.count('refuted')} are refuted"
-    open_ = verdicts.count("cannot tell")
-    parts = [_TOP, count + (f", {open_} cannot be told.\n" if open_ else ".\n")]
+    open_ = verdicts.count("not decidable")
+    parts = [_TOP, count + (f", {open_} are not decidable.\n" if open_ else ".\n")]
     for title, claims in found.items():
         parts += [f"## {title}\n", fill(READINGS[title], 120) + "\n", claims_table(claims) + "\n"]
         parts.append("\n".join(_refutations(claims)) + "\n")

@@ -1,0 +1,105 @@
+"""The papers' experiments, one after another, and the page that is written from their results.
+
+    python benchmarks/reproductions.py --only damping/table2 margins/affine --budget short --device cuda --runs runs
+    python benchmarks/reproductions.py --page results docs         reproductions.md and its figures, from the files
+
+Every result is written as soon as it is there, to OUT/PAPER/ITEM.json. An experiment that fails is told of at the end,
+and the next one goes on. With --runs a call that was killed goes on where it was. Data sets are found through
+RITZ_DATA or --data, a folder in torchvision's layout. `ritz reproduce` runs one paper and shows the numbers.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ritz.papers import experiments
+from ritz.papers.experiment import Experiment, Setting
+from ritz.papers.pages import write_page
+
+ROOT = Path(__file__).parent.parent
+
+
+def chosen(names: Sequence[str]) -> list[Experiment]:
+    """The experiments that are named PAPER/ITEM or PAPER, in the order of the names; all where there are none."""
+    if not names:
+        return list(experiments.EXPERIMENTS)
+    found = [one for name in names for one in experiments.find(*name.split("/", 1))]
+    return list(dict.fromkeys(found))
+
+
+def run(found: Sequence[Experiment], settings: Callable[[], Setting], out: Path) -> list[str]:
+    """Run each and write what came out; returns the names of those that failed."""
+    failed = []
+    for number, one in enumerate(found, 1):
+        name = f"{one.paper}/{one.item}"
+        print(f"[{number} of {len(found)}] {name}: {one.title}", flush=True)
+        try:
+            outcome = experiments.reproduce(one, settings(), _say())
+            target = outcome.write(out)
+        except Exception:  # another one may do better
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        counted = Counter(claim.verdict for claim in outcome.claims)
+        said = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+        print(f"wrote {target} after {outcome.seconds:.0f} s: {said}", flush=True)
+    return failed
+
+
+def _say(every: float = 10.0) -> Callable[[str, int, int], None]:
+    """A line at the start and the end of each stage, and every so many seconds between."""
+    start = last = time.monotonic()
+    stage = ""
+
+    def say(what: str, done: int, total: int) -> None:
+        nonlocal last, stage
+        now = time.monotonic()
+        if what != stage or done == total or now - last >= every:
+            last, stage = now, what
+            print(f"  {done} of {total} {what}, {now - start:.0f} s", flush=True)
+
+    return say
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="PAPER/ITEM", help="or PAPER for all of it")
+    parser.add_argument("--budget", choices=("smoke", "short", "paper"), default="short")
+    parser.add_argument("--data", type=Path, help="folder of data sets; RITZ_DATA where it is not given")
+    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="training runs at a time, each in a process of its own")
+    parser.add_argument("--runs", type=Path, help="folder in which training runs are kept and resumed")
+    parser.add_argument("--seeds", type=int, help="how many, in the place of the budget's own number")
+    parser.add_argument("--commit", help="of the code, where git cannot say")
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
+    parser.add_argument("--quick", action="store_true", help="the page from the committed results, in build: seconds")
+    args = parser.parse_args()
+    if args.quick:
+        args.page = (ROOT / "results", ROOT / "build" / "benchmarks")
+    if args.page:
+        for path in write_page(*args.page):
+            print(f"wrote {path}")
+        return 0
+    given = ("budget", "data", "device", "seeds", "runs", "workers", "commit")
+
+    def settings() -> Setting:
+        return Setting(**{name: getattr(args, name) for name in given})
+
+    try:
+        found = chosen(args.only)
+        settings()
+    except ValueError as error:
+        parser.error(str(error))
+    failed = run(found, settings, args.out)
+    if failed:
+        print(f"{len(failed)} of {len(found)} failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

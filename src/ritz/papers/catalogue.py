@@ -1,0 +1,96 @@
+"""All experiments that the papers show, table by table and figure by figure: by what they are run here, or why not."""
+
+from dataclasses import dataclass
+
+NO_IMAGENET = "ImageNet is not among the data that is at hand, and is out of reach of one accelerator"
+NO_CIFAR10 = "CIFAR-10 is not among the data that is at hand; the same question is asked on CIFAR-100"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table, a figure or a statement that was measured.
+
+    Attributes:
+        id: Within the paper.
+        paper: As an experiment has it.
+        where: In the seeds.
+        what: Is shown there.
+        items: The experiments that are about it, "PAPER/ITEM".
+        reason: Why there is none.
+    """
+
+    id: str
+    paper: str
+    where: str
+    what: str
+    items: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def _rows(paper: str, *rows: tuple[str, str, str, str | tuple[str, ...], str]) -> tuple[Shown, ...]:
+    """(id, where, what, items, reason), an item without its paper where it is of the same one."""
+    found = []
+    for name, where, what, items, reason in rows:
+        given = (items,) if isinstance(items, str) else items
+        full = tuple(item if "/" in item else f"{paper}/{item}" for item in given if item)
+        found.append(Shown(name, paper, where, what, full, reason))
+    return tuple(found)
+
+
+CATALOGUE: tuple[Shown, ...] = (
+    *_rows(
+        "false-friend",
+        ("A1", "seed 000, figure 1", "spectra of softmax regression on MNIST at three weight decays", "softmax", ""),
+        ("A2", "seed 000, figure 2; seed 001, figure 3", "spectra of the MLP on MNIST", "mlp", ""),
+        ("A3", "seed 000, figure 3; seed 001, figure 4", "spectra of All-CNN-C on CIFAR-100", "allcnn", ""),
+        ("A4", "seed 000, figure 4; seed 001, figure 5", "spectra of PreResNet-164 on CIFAR-100", "preresnet", ""),
+        ("A5", "seed 000, figure 5; seed 001, figure 6", "spectra of WideResNet-28-10 on CIFAR-100", "wideresnet", ""),
+        ("A6", "seed 000, figure 8", "the same with BatchNorm in evaluation mode", "wideresnet", ""),
+        ("A7", "seed 000, figure 6", "VGG-16-BN on CIFAR-100: SGD against Gadam", "vgg", ""),
+        ("A8", "seed 000, figure 7", "VGG-16-BN on CIFAR-10: SGD against Gadam", "", NO_CIFAR10),
+        ("S4", "seed 000, section 4", "bounds on lambda_1 for stable gradient descent and SGD", "stability", ""),
+        ("Th2", "seed 000, theorem 2", "how many steps Lanczos needs for lambda_1", ("stability", "ritz"), ""),
+    ),
+    *_rows(
+        "pac-bayes",
+        ("T1", "table 1", "the metric and its parts, MLP on MNIST", "mlp", ""),
+        ("T2, T3", "tables 2 and 3", "the metric and its parts, All-CNN-C on CIFAR-100", "allcnn", ""),
+        ("T4", "table 4", "the metric and its parts, PreResNet-164 on CIFAR-100", "preresnet", ""),
+        ("T5, T6", "tables 5 and 6", "the metric and its parts, WideResNet-28-10 on CIFAR-100", "wideresnet", ""),
+        ("F1", "figure 1", "WideResNet: spectra, test error and norm", ("wideresnet", "false-friend/wideresnet"), ""),
+        ("B1", "figure 2", "traces of H, G, H^2, G^2 from a batch and from all images", "subsampling", ""),
+        ("B2", "table 7", "a trace penalty on WideResNet-28-10, CIFAR-100", "penalty", ""),
+        ("B3", "tables 8 and 9", "a trace penalty on WideResNet-28-10, ImageNet-32", "", NO_IMAGENET),
+    ),
+    *_rows(
+        "margins",
+        ("C1", "figure 2", "ACEHT against Hessian traces of an affine predictor", "affine", ""),
+        ("C2", "figure 3", "ACEHT and margins against Hessian traces, LeNet on MNIST along training", "lenet", ""),
+        ("C3", "appendix B.1", "the network F1 with BatchNorm on MNIST, batches of 256 and 4096", "batches", ""),
+        ("C4", "appendix B.2", "other networks on CIFAR-10", "", NO_CIFAR10),
+        ("C5", "table 1, figure 4", "small against large batches: flatness, test error, margins", "batches", ""),
+        ("C6", "section 5", "T_alpha makes traces vanish", "scaling", ""),
+        ("C7", "section 3.2.1", "the time that Hessian traces take, and margins", "timing", ""),
+        ("C8", "section 3", "outliers of the spectrum and the number of classes", "classes", ""),
+    ),
+    *_rows(
+        "damping",
+        ("T1", "table 1", "lambda_1 and accuracy of Adam and KFAC at several dampings", "table1", ""),
+        ("T2", "table 2, CIFAR-100", "accuracy of SGD, Adam with damping, and Adam, over seeds", "table2", ""),
+        ("T2, ImageNet", "table 2, ImageNet", "the same for ResNet-50", "", NO_IMAGENET),
+        ("Fig 1", "figure 1", "SGD against adaptive methods, VGG-16 on CIFAR-100", ("figure1", "table2"), ""),
+        ("Fig 4-6", "figures 4 to 6", "LanczosOPT on softmax regression: damping and sharp directions", "logistic", ""),
+        ("Fig 7", "figure 7", "KFAC at several rates and dampings, VGG-16 on CIFAR-100", ("figure7", "table1"), ""),
+        ("Fig 8", "figure 8", "Adam at several rates and dampings, VGG-16 on CIFAR-100", ("figure8", "table1"), ""),
+        ("Fig 9", "figure 9", "AdamW at two dampings, VGG-16-BN on CIFAR-100", "figure9", ""),
+        ("Fig 10", "figure 10", "AdamW at two dampings, ResNet-50", "", NO_IMAGENET),
+        ("Fig 11", "figure 11", "KFAC at rate 1e-4, learned and flat damping", "figure11", ""),
+        ("Fig 12", "figure 12", "KFAC at rate 1e-3, learned and flat damping",
+         ("figure12", "figure12-dropout", "figure12-low", "figure12-code"), ""),
+        ("Fig 13", "figure 13", "KFAC at rate 1e-4 from a large damping, and the course of it", "figure13", ""),
+        ("Fig 14, 15", "figures 14 and 15", "Adam with learned damping and a rising rate", "figure14", ""),
+        ("Sec 8", "section 8", "the largest stable learning rates", "stable", ""),
+        ("Th4", "lemmas 2 and 3, theorem 4", "the noise of batch Hessians: semicircle, 1/B, normality", "noise", ""),
+        ("Sec 7", "section 7.1", "the noise at the first weights; damping learned every 10 or 100 steps", "noise", ""),
+    ),
+)  # fmt: skip

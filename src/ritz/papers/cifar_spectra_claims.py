@@ -1,0 +1,381 @@
+"""What seeds 000 and 002 print of their networks on CIFAR-100, beside the rows of `cifar_spectra`.
+
+The papers trained once, we train several seeds. A printed number is compared with the mean over seeds and its Student t
+interval, and only where the network is the published one. What the papers are about is an order: arms are compared at
+equal seed, a ratio by the mean of its logarithm, a difference as it is, and the reference 1 or 0 says whether at least
+the direction is there. Runs that diverged are left out and counted in the evidence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..results import Estimate, from_samples
+from .base import Claim
+
+Row = Mapping[str, Any]
+
+WEIGHT_DECAYS = (0.0, 1e-4, 5e-4)
+EFFECT = 0.25  # an effect is the printed one within a quarter of it
+
+NAMES = {
+    "lambda_max": "lambda_1",
+    "trace_per_param": "Tr H / P",
+    "moment2_per_param": "Tr H^2 / P",
+    "ggn_trace": "Tr G",
+    "weight_norm": "|w|",
+    "metric_a": "a = |w| / 2",
+    "metric_a_eq7": "a = Tr H + |w|^2 / 2",
+    "train_accuracy": "training accuracy",
+    "val_accuracy": "accuracy on the last 5,000",
+    "test_accuracy": "accuracy on the test set",
+    "gap_loss_val": "gap in loss to the last 5,000",
+    "gap_loss_test": "gap in loss to the test set",
+    "gap_error_val": "gap in error to the last 5,000",
+    "gap_error_test": "gap in error to the test set",
+}
+CURVATURE = ("lambda_max", "trace_per_param", "moment2_per_param", "ggn_trace", "metric_a_eq7")
+
+# what counts as the same number: a share of it, or percentage points
+RELATIVE = {
+    "lambda_max": 0.1, "trace_per_param": 0.2, "moment2_per_param": 0.3, "metric_a": 0.05, "metric_a_eq7": 0.05,
+    "gap_loss_val": 0.1, "gap_loss_test": 0.1,
+}  # fmt: skip
+POINTS = 1.0
+
+
+class Printed(NamedTuple):
+    """A line of a table: where it stands, what it is, and its numbers by weight decay, None where there is none."""
+
+    paper: str
+    where: str
+    key: str
+    numbers: tuple[float | None, float | None, float | None]
+    mode: str | None = None  # of BatchNorm; None as the network's figures are
+
+
+def _table(where: str, **columns: tuple[float, float, float]) -> list[Printed]:
+    """A table of seed 002; a gap can be to either set, the metric a in either convention."""
+    same = {
+        "gap_error": ("gap_error_val", "gap_error_test"),
+        "gap_loss": ("gap_loss_val", "gap_loss_test"),
+        "a": ("metric_a", "metric_a_eq7"),
+    }
+    return [
+        Printed("seed 002", where, key, numbers)
+        for column, numbers in columns.items()
+        for key in same.get(column, (column,))
+    ]
+
+
+def _text(where: str, key: str, *numbers: float | None, mode: str | None = None) -> Printed:
+    """Numbers of seed 000."""
+    first, second, third = numbers
+    return Printed("seed 000", where, key, (first, second, third), mode)
+
+
+PRINTED = {
+    "allcnn": [
+        *_table(
+            "table 2", gap_error=(32.40, 32.50, 31.14), gap_loss=(2.506, 2.463, 2.144),
+            trace_per_param=(1.82e-3, 2.20e-3, 4.62e-3), moment2_per_param=(1.35e-2, 1.68e-2, 1.17e-1),
+            lambda_max=(49, 66, 130), a=(45.2, 35.8, 23.0),
+        ),
+        _text("section 4", "train_accuracy", 86.3, 87.9, 86.0),
+        _text("section 4", "gap_error_val", 32.4, 32.5, 31.1),
+        _text("section 4", "gap_error_test", 32.4, 32.5, 31.1),
+        _text("figure 3", "val_accuracy", None, None, 54.8),
+        _text("figure 3", "test_accuracy", None, None, 54.8),
+    ],
+    "preresnet": [
+        *_table(
+            "table 4", gap_error=(27.2, 24.4, 23.11), gap_loss=(2.24, 1.16, 0.92),
+            trace_per_param=(5.5e-5, 6.7e-4, 2.1e-3), moment2_per_param=(1.1e-5, 6e-4, 3.1e-3),
+            lambda_max=(2.52, 11.49, 23.03), a=(160, 36.9, 22.06),
+        ),
+        _text("figure 4", "train_accuracy", 99.987, 99.985, 99.87),
+        _text("figure 4", "test_accuracy", 72.78, 75.56, 76.76),
+    ],
+    "wideresnet": [
+        *_table(
+            "table 5", gap_error=(24.92, 20.68, 19.6), gap_loss=(2.08, 0.85, 0.79),
+            trace_per_param=(9.4e-7, 6.7e-5, 1.1e-4), moment2_per_param=(2.3e-7, 1.3e-4, 3e-4),
+            lambda_max=(1.69, 39.13, 40), a=(101, 21.9, 15.8),
+        ),
+        _text("figure 5", "train_accuracy", 99.984, 99.984, 99.982),
+        _text("figure 5", "val_accuracy", 75.2, 79.5, 80.6),
+        _text("figure 5", "test_accuracy", 75.2, 79.5, 80.6),
+        _text("figure 8", "moment2_per_param", 9.8e-12, None, 4.9e-5, mode="eval"),
+    ],
+}  # fmt: skip
+FIGURE = {"allcnn": "figure 3", "preresnet": "figure 4", "wideresnet": "figure 5"}
+TABLE = {"allcnn": "table 2", "preresnet": "table 4", "wideresnet": "table 5"}
+SETS = {"allcnn": "val", "preresnet": "test", "wideresnet": "val"}  # of which seed 000 prints accuracies
+
+
+def decay_arm(weight_decay: float) -> str:
+    """What the rows of a weight decay are called.
+
+    Example:
+        >>> decay_arm(5e-4)
+        'decay 0.0005'
+    """
+    return f"decay {weight_decay:g}"
+
+
+# ------------------------------------------------------------------------------------------------------- estimates
+
+
+def numbers(rows: Sequence[Row], key: str, arm: str, mode: str = "eval") -> dict[int, float]:
+    """A number of every seed of an arm whose run has it; curvature as in `mode`.
+
+    Example:
+        >>> rows = [{"arm": "SGD", "seed": s, "eval": {"lambda_max": [5.0 + s, 4, 9]}} for s in range(2)]
+        >>> numbers([*rows, {"arm": "SGD", "seed": 2}], "lambda_max", "SGD")  # the last one diverged
+        {0: 5.0, 1: 6.0}
+    """
+    own = [row for row in rows if row["arm"] == arm]
+    if key in CURVATURE:
+        return {row["seed"]: float(row[mode][key][0]) for row in own if mode in row}
+    return {row["seed"]: float(row[key]) for row in own if key in row}
+
+
+def mean(values: Mapping[int, float]) -> Estimate:
+    """The mean over seeds with its Student t interval; NaN where no run ended."""
+    return from_samples("mean over seeds", torch.tensor(list(values.values()), dtype=torch.float64))
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
+    """The mean over seeds of second - first.
+
+    Example:
+        >>> difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5, 2: 9.0}).value
+        0.5
+    """
+    return mean({seed: second[seed] - first[seed] for seed in first if seed in second})
+
+
+def ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
+    """The geometric mean over seeds of second / first; its interval is that of the mean logarithm.
+
+    NaN where a number is not positive, as the trace of an indefinite matrix may be.
+
+    Example:
+        >>> found = ratio({0: 1.0, 1: 1.0, 2: 1.0}, {0: 2.0, 1: 8.0, 2: 4.0})
+        >>> round(found.value, 6), [round(end, 3) for end in found.interval()]
+        (4.0, [0.715, 22.38])
+    """
+    pairs = [(first[seed], second[seed]) for seed in first if seed in second]
+    logs = [math.log(b / a) if a > 0 and b > 0 else math.nan for a, b in pairs]
+    found = mean(dict(enumerate(logs)))
+    ends = torch.tensor([float(x) for x in (found.value, *found.interval())], dtype=torch.float64)
+    center, low, high = ends.exp().tolist()
+    return Estimate(
+        name="ratio", value=center, stderr=center * float(found.stderr), bracket=(low, high),
+        samples=torch.tensor([b / a if a else math.nan for a, b in pairs], dtype=torch.float64),
+        convention="geometric mean over seeds of the ratio at equal seed",
+    )  # fmt: skip
+
+
+def told(rows: Sequence[Row], arms: Sequence[str], mode: str | None = None) -> str:
+    """What was run, for the evidence of a claim."""
+    own = [row for row in rows if row["arm"] in arms]
+    ended = [row for row in own if "train_accuracy" in row]
+    lost = f", {len(own) - len(ended)} of {len(own)} runs diverged" if len(ended) < len(own) else ""
+    seeds = f"{len({row['seed'] for row in own})} seeds, {own[0]['epochs']} of 300 epochs{lost}"
+    if not ended:
+        return f"{own[0]['title']}: {seeds}"
+    row, reached = ended[0], [row["train_accuracy"] for row in ended]
+    name = row["title"] if row["published"] else f"a smaller network of the family of {row['title']}"
+    text = (
+        f"{name} with {row['parameters']:,} parameters: {seeds}, training accuracy from {min(reached):.1f} to "
+        f"{max(reached):.1f} %"
+    )
+    if mode is None:
+        return text
+    how = f"; Hessian of {row['images']:,} training images, {row['lanczos_steps']} steps from {row['probes']} vectors"
+    return text + how + (f", BatchNorm in {mode} mode" if "train" in row else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- claims
+
+
+def decay_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Printed numbers, where the network is the published one, and what changes with weight decay, at equal seed.
+
+    Raises:
+        ValueError: If there are not two seeds or more, each at every weight decay.
+    """
+    seeds = sorted({row["seed"] for row in rows})
+    have = sorted((row["seed"], row["arm"]) for row in rows)
+    if len(seeds) < 2 or have != sorted((seed, decay_arm(decay)) for seed in seeds for decay in WEIGHT_DECAYS):
+        raise ValueError(f"expected two seeds or more, each at weight decays {WEIGHT_DECAYS}, got {have}")
+    network = str(rows[0]["network"])
+    found = _printed_claims(rows, network) if rows[0]["published"] else []
+    found += _order_claims(rows, network)
+    if network == "allcnn":
+        found += [
+            _change(rows, "seed 002", "table 3", key, (0.0, 1e-4), difference, low, high, "eval")
+            for key, low, high in (("gap_error_test", 32.40, 32.50), ("gap_loss_test", 2.506, 2.463))
+        ]
+    else:
+        found += _stability_claims(rows)
+    return found + (_evaluation_claims(rows) if network == "wideresnet" else [])
+
+
+def _mode(network: str) -> str:
+    """That of the papers' figures and tables."""
+    return "eval" if network == "allcnn" else "train"
+
+
+def _printed_claims(rows: Sequence[Row], network: str) -> list[Claim]:
+    found = []
+    for line in PRINTED[network]:
+        mode = line.mode or _mode(network)
+        for decay, number in zip(WEIGHT_DECAYS, line.numbers, strict=True):
+            if number is not None:
+                at = f"weight decay {decay:g}"
+                found.append(_value(rows, (line.paper, line.where), line.key, decay_arm(decay), at, number, mode))
+    return found
+
+
+def _value(
+    rows: Sequence[Row], source: tuple[str, str], key: str, arm: str, at: str, number: float, mode: str
+) -> Claim:
+    """A printed number beside the mean over seeds."""
+    return Claim(
+        paper=source[0], where=source[1], text=f"{NAMES[key]} at {at}", expected=number,
+        measured=mean(numbers(rows, key, arm, mode)),
+        tolerance=RELATIVE[key] * abs(number) if key in RELATIVE else POINTS,
+        evidence=told(rows, [arm], mode if key in CURVATURE else None),
+    )  # fmt: skip
+
+
+def _order_claims(rows: Sequence[Row], network: str) -> list[Claim]:
+    """From weight decay 0 to 5e-4: curvature, norm and gaps, with the printed change as what is expected."""
+    lines = {line.key: line.numbers for line in reversed(PRINTED[network]) if line.mode is None}  # tables come first
+    table, figure, mode = TABLE[network], FIGURE[network], _mode(network)
+
+    def change(paper: str, where: str, key: str, how: Any, second: float = 5e-4) -> Claim:
+        old, new = lines[key][0], lines[key][WEIGHT_DECAYS.index(second)]
+        assert old is not None
+        assert new is not None
+        return _change(rows, paper, where, key, (0.0, second), how, old, new, mode)
+
+    found = [change("seed 000", figure, "lambda_max", ratio, decay) for decay in WEIGHT_DECAYS[1:]]
+    found += [change("seed 000", figure, f"gap_error_{SETS[network]}", difference)]
+    if network != "allcnn":
+        found += [change("seed 000", figure, f"{name}_accuracy", difference) for name in (SETS[network],)]
+    found += [
+        change("seed 002", table, key, ratio)
+        for key in ("lambda_max", "trace_per_param", "moment2_per_param", "metric_a", "metric_a_eq7")
+    ]
+    return found + [
+        change("seed 002", table, f"gap_{what}_{name}", difference)
+        for what in ("loss", "error")
+        for name in ("val", "test")
+    ]
+
+
+def _change(
+    rows: Sequence[Row], paper: str, where: str, key: str, decays: tuple[float, float], how: Any, old: float,
+    new: float, mode: str,
+) -> Claim:  # fmt: skip
+    """How a number changes from one weight decay to another, beside the change that is printed."""
+    arms = [decay_arm(decay) for decay in decays]
+    expected, reference = (new / old, 1.0) if how is ratio else (new - old, 0.0)
+    kind = "times" if how is ratio else "difference"
+    return Claim(
+        paper=paper, where=where, text=f"{NAMES[key]} from weight decay {decays[0]:g} to {decays[1]:g}: {kind}",
+        expected=expected, tolerance=EFFECT * abs(expected - reference), reference=reference,
+        measured=how(*(numbers(rows, key, arm, mode) for arm in arms)),
+        evidence=told(rows, arms, mode if key in CURVATURE else None),
+    )  # fmt: skip
+
+
+def _stability_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Section 4 of seed 000: lambda_1 against 2 / learning rate."""
+    arm = decay_arm(5e-4)
+    about: dict[str, Any] = {
+        "paper": "seed 000", "where": "section 4", "measured": mean(numbers(rows, "lambda_max", arm, "train")),
+        "evidence": told(rows, [arm], "train"),
+    }  # fmt: skip
+    return [
+        Claim(
+            text="lambda_1 at weight decay 5e-4 is beyond 2 / 0.1, the limit of the first learning rate",
+            expected=20.0, relation=">=", **about,
+        ),
+        Claim(
+            text="lambda_1 at weight decay 5e-4 is less than half of 2 / 0.001, the limit of the last one",
+            expected=1000.0, relation="<=", **about,
+        ),
+    ]  # fmt: skip
+
+
+def _evaluation_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Figure 8 of seed 000: BatchNorm in evaluation mode."""
+    arms = [decay_arm(decay) for decay in (0.0, 5e-4)]
+    printed = (("lambda_max", 1000.0), ("moment2_per_param", 4.9e-5 / 9.8e-12))
+    return [
+        Claim(
+            paper="seed 000", where="figure 8", expected=times, tolerance=times / 2, reference=1.0,
+            text=f"{NAMES[key]} in evaluation mode from weight decay 0 to 0.0005: times",
+            measured=ratio(*(numbers(rows, key, arm, "eval") for arm in arms)), evidence=told(rows, arms, "eval"),
+        )
+        for key, times in printed
+    ]  # fmt: skip
+
+
+def optimiser_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Figure 6 of seed 000: Gadam is sharper than SGD and generalises better.
+
+    Raises:
+        ValueError: If there are not two seeds or more of each.
+    """
+    seeds = sorted({row["seed"] for row in rows})
+    if len(seeds) < 2 or {(row["seed"], row["arm"]) for row in rows} != {
+        (seed, arm) for seed in seeds for arm in ("SGD", "Gadam")
+    }:
+        raise ValueError(f"expected two seeds or more, each by SGD and by Gadam, got {len(rows)} rows")
+
+    def pair(key: str, how: Any) -> Estimate:
+        found: Estimate = how(*(numbers(rows, key, arm, "train") for arm in ("SGD", "Gadam")))
+        return found
+
+    def about(where: str, mode: str | None = None) -> dict[str, Any]:
+        return {"paper": "seed 000", "where": where, "evidence": told(rows, ["SGD", "Gadam"], mode)}
+
+    sharper: dict[str, Any] = {
+        "text": "lambda_1, Gadam over SGD",
+        "measured": pair("lambda_max", ratio),
+        "reference": 1.0,
+    }
+    found = [
+        Claim(expected=40.0, tolerance=10.0, **sharper, **about("section 5, figure 6", "train")),
+        Claim(expected=30.0, tolerance=10.0, **sharper, **about("abstract", "train")),
+        Claim(
+            text="Tr H^2 / P, Gadam over SGD", expected=200.0, tolerance=100.0, reference=1.0,
+            measured=pair("moment2_per_param", ratio), **about("section 5", "train"),
+        ),
+        Claim(
+            text="accuracy on the test set, Gadam less SGD", expected=0.0, relation=">=",
+            measured=pair("test_accuracy", difference), **about("figure 6c"),
+        ),
+        Claim(
+            text="accuracy on the last 5,000, Gadam less SGD", expected=0.0, relation=">=",
+            measured=pair("val_accuracy", difference), **about("figure 6c"),
+        ),
+        Claim(
+            text="|w|, Gadam over SGD", expected=1.0, relation=">=", measured=pair("weight_norm", ratio),
+            **about("section 5, figure 6c"),
+        ),
+    ]  # fmt: skip
+    if not rows[0]["published"]:
+        return found
+    printed = (
+        ("train_accuracy", "SGD", 99.64), ("train_accuracy", "Gadam", 99.81), ("moment2_per_param", "SGD", 1e-4),
+        ("moment2_per_param", "Gadam", 0.02),
+    )  # fmt: skip
+    return found + [_value(rows, ("seed 000", "section 5"), key, arm, arm, x, "train") for key, arm, x in printed]

@@ -1,0 +1,258 @@
+"""Figure 3 of seed 003: Hessian traces of single samples against ACEHT and the margin bound, LeNet on MNIST.
+
+The paper trains LeNet by SGD with a learning rate and a batch size that it does not state, takes 1,000 training points
+at the start, after 5,000 and after 10,000 steps, and finds r between 0.8 and 1 for points that are classified
+correctly, rising with the training accuracy, and no correlation for the others. Here the learning rate is 0.05, without
+momentum, and batches have 120 images, so that 500 steps are an epoch; 500 steps are looked at too. Runs to each of
+these steps share seed, start and batches, so that they are one run looked at along the way.
+
+The last statement has theory against it. For a network that is affine in each single weight Tr H_i = sum_k p_k
+|grad(f_k - sum_j p_j f_j)|^2, in which the label does not occur; nor does it in ACEHT. So right and wrong points obey
+the same law, and r over the wrong ones can only be less where these are few or all alike. Estimates do not obey it:
+those of wrong points have far more noise (see `margins_hutchinson`). So r is also taken over up to 1,000 wrong points
+of the whole training set (`everywrong`), and over right and wrong ones with traces by PyHessian's rule (`ruled`), which
+is what the paper had.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..estimators.samples import sample_traces
+from ..measures.margins.summaries import sample_aceht
+from ..measures.outputs import Outputs, sample_outputs
+from ..measures.study.correlation import pearson, without_outliers
+from ..models import lenet5
+from .base import Claim
+from .data.images import Data
+from .experiment import Progress, Rows, Setting
+from .loop import Training, initial
+from .margins_hutchinson import one_by_one
+from .margins_points import NUM_POINTS, correlations, drawn, fit, load_grey, mean, paired, risk_of, short
+from .pool import train_all
+from .recipe import Recipe, on_parameters
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEARNING_RATE, BATCH_SIZE = 0.05, 120
+STOPS = (1, 10, 20)  # epochs: 500, 5,000 and 10,000 steps of 60,000 images
+NUM_RULED = 200  # of each kind, for PyHessian's rule takes one at a time
+LEAST = 10  # points of a correlation
+LOW, STRONG = 0.3, 0.8  # |r| below which there is "no correlation", and from which the paper speaks of one
+
+_claim = partial(Claim, paper="seed 003")
+
+
+def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
+    """Train, look at the stops, judge."""
+    data = load_grey("MNIST", setting, setting.pick(360, 60_000, 60_000), setting.pick(200, 10_000, 10_000))
+    stops = (1, 4) if setting.budget == "smoke" else STOPS
+    recipes = {
+        f"seed{seed}-epochs{epochs}": recipe(seed, epochs)
+        for seed in range(setting.num_seeds(2, 4, 8))
+        for epochs in reversed(stops)
+    }
+    num, num_ruled = setting.pick(60, NUM_POINTS, NUM_POINTS), setting.pick(3, NUM_RULED, NUM_RULED)
+    last = max(stops)
+    runs = train_all(
+        recipes, data, setting, item="lenet", finish=partial(measured, num=num, first=last, num_ruled=num_ruled),
+        progress=progress, evaluate_every=last, checkpoint_every=last, train_subset=1000,
+    )  # fmt: skip
+    rows = [row for run in runs.values() for row in run.found["rows"]]
+    return sorted(rows, key=lambda row: (row["seed"], row["steps"])), claims(rows)
+
+
+def recipe(seed: int, epochs: int) -> Recipe:
+    """LeNet-5 by SGD with one learning rate."""
+    return Recipe(
+        name="LeNet on MNIST", model=lenet5, epochs=epochs, batch_size=BATCH_SIZE, seed=seed,
+        optimizer=partial(on_parameters, kind=torch.optim.SGD, lr=LEARNING_RATE),
+    )  # fmt: skip
+
+
+def measured(
+    done: Training,
+    recipe: Recipe,
+    data: Mapping[str, Data],
+    *,
+    num: int = NUM_POINTS,
+    first: int | None = None,
+    num_ruled: int = NUM_RULED,
+) -> dict[str, Any]:
+    """One row for the network that was trained, and one for its start where the run has `first` epochs."""
+    networks = {done.steps: done.model}
+    if recipe.epochs == first:
+        networks[0] = initial(recipe, data["train"][0].device)
+    rows = []
+    for steps, model in networks.items():
+        risk = risk_of(model, data["train"])
+        row = {"seed": recipe.seed, "steps": steps, "stop": done.stop}
+        outputs = sample_outputs(risk)
+        row |= fit(outputs, sample_outputs(risk.on(data["test"])))
+        row |= correlations(model, data["train"], outputs, num, recipe.seed)
+        if steps == done.steps and recipe.epochs == first:
+            row["ruled"] = ruled(model, data["train"], outputs, num_ruled, recipe.seed)
+        if recipe.seed > 0:
+            del row["points"]  # a figure shows one seed
+        rows.append(row)
+    return {"rows": rows}
+
+
+def ruled(model: nn.Module, data: Data, outputs: Outputs, num: int, seed: int) -> dict[str, dict[str, float]]:
+    """Traces by PyHessian's rule of `num` right points and of `num` wrong ones: how they go with ACEHT, how far off."""
+    right = outputs.correct.to(data[0].device)
+    found = {}
+    for word, kind in (("correct", right), ("incorrect", ~right)):
+        if int(kind.sum()) < 3:
+            continue
+        some = drawn((data[0][kind], data[1][kind]), num, seed)
+        risk = risk_of(model, some)
+        exact = torch.as_tensor(sample_traces(risk, method="exact").value)
+        predicted = sample_aceht(sample_outputs(risk))
+        rough, probes = one_by_one(model, some, seed)
+        found[word] = {
+            "n": len(exact),
+            "r": short(pearson(predicted, rough, resamples=1).value),
+            "filtered": short(pearson(*without_outliers(predicted, rough)[:2], resamples=1).value),
+            "exact_r": short(pearson(predicted, exact, resamples=1).value),
+            "error": short(float((rough - exact).abs().mean() / exact.mean())),
+            "probes": short(float(probes.mean())),
+            "negative": int((rough < 0).sum()),
+        }
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- claims
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """What the paper says of figure 3, beside means over seeds."""
+    steps = sorted({row["steps"] for row in rows})
+    seeds = len({row["seed"] for row in rows})
+    seen = f"{seeds} seeds, SGD, learning rate {LEARNING_RATE:g}, batches of {BATCH_SIZE}, exact traces"
+    found = []
+    for name, key in (("ACEHT", "aceht"), ("the margin bound", "bound")):
+        where = "figure 3a" if key == "aceht" else "figure 3b"
+        for step in steps[1:]:
+            found.append(_claim(
+                where=where, text=f"r of traces and {name} for correct points is 0.8 to 1: after {step} steps",
+                expected=STRONG, relation=">=", measured=_mean(rows, step, key, "correct", "filtered"),
+                evidence=f"{seen}; outliers removed; with them {_listed(rows, step, key, 'correct', 'r')}",
+            ))  # fmt: skip
+        found += [_incorrect(rows, step, name, key, seen) for step in steps[1:]]
+        found.append(_everywrong(rows, steps[-1], name, key, seen))
+        found += [_rises(rows, a, b, name, key) for a, b in pairwise(steps)]
+    return found + _by_the_rule(rows, steps[-1])
+
+
+def _by_the_rule(rows: Rows, step: int) -> list[Claim]:
+    """Right points correlate and wrong ones do not: with the paper's own kind of estimates."""
+    found = []
+    for word, about in (
+        ("correct", {"expected": STRONG, "relation": ">="}), ("incorrect", {"expected": 0.0, "tolerance": LOW})
+    ):  # fmt: skip
+        own = [row["ruled"][word] for row in rows if row["steps"] == step and word in row.get("ruled", {})]
+        parts = {key: [one[key] for one in own] for key in ("r", "exact_r", "error", "probes", "negative", "n")}
+        seen = {key: float(mean(key, values).value) for key, values in parts.items()}
+        found.append(_claim(
+            where="section 3.2.1", text=f"r of ACEHT and traces by PyHessian's rule after {step} steps: {word} points",
+            measured=mean("r", [one["filtered"] for one in own]), **about,
+            evidence=f"{seen['n']:.0f} points of a seed, outliers removed; with them {seen['r']:.3f}, with exact "
+            f"traces {seen['exact_r']:.3f}; mean error of an estimate {100 * seen['error']:.0f} % of the mean trace, "
+            f"{seen['negative']:.0f} below 0, {seen['probes']:.0f} random vectors",
+        ))  # fmt: skip
+    return found
+
+
+def _incorrect(rows: Rows, step: int, name: str, key: str, seen: str) -> Claim:
+    return _claim(
+        where="section 3.2.1", text=f"no correlation of traces and {name} for incorrect points: r after {step} steps",
+        expected=0.0, tolerance=LOW, measured=_mean(rows, step, key, "incorrect", "r"),
+        evidence=f"{seen}; {_counts(rows, step)} wrong points of a seed: {_listed(rows, step, key, 'incorrect', 'r')}",
+    )  # fmt: skip
+
+
+def _everywrong(rows: Rows, step: int, name: str, key: str, seen: str) -> Claim:
+    values = [row["everywrong"][key]["r"] for row in rows if row["steps"] == step]
+    return _claim(
+        where="section 3.2.1", text=f"no correlation over wrong points of all training data: r of traces and {name} "
+        f"after {step} steps", expected=0.0, tolerance=LOW, measured=mean("r", values),
+        evidence=f"{seen}; neither the trace nor ACEHT depends on the label, so wrong points obey the law of right "
+        "ones; what is left of r is a matter of how much they differ among each other",
+    )  # fmt: skip
+
+
+def _rises(rows: Rows, first: int, second: int, name: str, key: str) -> Claim:
+    """r and the training accuracy go up together, at equal seed."""
+    flat = [{**row, "r": row[key]["correct"]["filtered"]} for row in rows]
+    change = paired(flat, "r", {"steps": first}, {"steps": second})
+    better = paired(flat, "train_accuracy", {"steps": first}, {"steps": second})
+    return _claim(
+        where="figure 3c", text=f"r with {name} rises with the training accuracy: change from {first} to {second} "
+        "steps, correct points", expected=0.0, relation=">=", measured=mean("change of r", change.tolist()),
+        evidence=f"the training accuracy changes by {float(better.min()):.2f} to {float(better.max()):.2f} points",
+    )  # fmt: skip
+
+
+def _values(rows: Rows, step: int, key: str, kind: str, how: str) -> list[float]:
+    """Of the seeds that have points enough."""
+    found = [row[key][kind] for row in rows if row["steps"] == step]
+    return [one[how] for one in found if one["n"] >= LEAST and not math.isnan(one[how])]
+
+
+def _mean(rows: Rows, step: int, key: str, kind: str, how: str) -> Any:
+    return mean(f"r after {step} steps", _values(rows, step, key, kind, how))
+
+
+def _listed(rows: Rows, step: int, key: str, kind: str, how: str) -> str:
+    values = _values(rows, step, key, kind, how)
+    return f"r from {min(values):.3f} to {max(values):.3f}" if values else f"nowhere {LEAST}, so that there is no r"
+
+
+def _counts(rows: Rows, step: int) -> str:
+    counts = [row["incorrect"] for row in rows if row["steps"] == step]
+    return f"{min(counts)} to {max(counts)}"
+
+
+# ---------------------------------------------------------------------------------------------- figure
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Traces against ACEHT at every step of the first seed, and r along training for all seeds (figure 3)."""
+    from matplotlib.figure import Figure
+
+    shown = sorted((row for row in rows if "points" in row), key=lambda row: row["steps"])
+    drawing = Figure(figsize=(3.2 * (len(shown) + 1), 3.4), layout="constrained")
+    axes = drawing.subplots(1, len(shown) + 1)
+    for ax, row in zip(axes, shown, strict=False):
+        points = row["points"]
+        for right, colour, word in ((1, "C0", "correct"), (0, "C1", "incorrect")):
+            picked = [place for place, flag in enumerate(points["correct"]) if flag == right]
+            x, y = ([points[name][place] for place in picked] for name in ("aceht", "trace"))
+            r = float(row["aceht"][word]["r"])
+            ax.scatter(x, y, s=6, lw=0, alpha=0.6, color=colour, label=f"{row[word]} {word}: r = {r:.2f}")
+        title = f"{row['steps']} steps, {row['train_accuracy']:.1f} %"
+        ax.set(xlabel="ACEHT", ylabel="Hessian trace of the sample", title=title)
+        ax.legend(frameon=False, fontsize="small")
+    _along(axes[-1], rows)
+    return drawing
+
+
+def _along(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """r of every seed along training, without outliers for right points, over all wrong points of the data."""
+    for place, seed in enumerate(sorted({row["seed"] for row in rows})):
+        own = sorted((row for row in rows if row["seed"] == seed), key=lambda row: row["steps"])
+        steps = [row["steps"] for row in own]
+        right = [float(row["aceht"]["correct"]["filtered"]) for row in own]
+        wrong = [float(row["everywrong"]["aceht"]["r"]) for row in own]
+        ax.plot(steps, right, "o-", ms=3, lw=0.8, color="C0", label=None if place else "correct")
+        ax.plot(steps, wrong, "o-", ms=3, lw=0.8, color="C1", label=None if place else "incorrect")
+    ax.axhline(STRONG, color="0.8", lw=0.8)
+    ax.set(xlabel="steps", ylabel="r of traces and ACEHT", ylim=(-0.05, 1.05), title="every seed")
+    ax.legend(frameon=False, fontsize="small")

@@ -1,0 +1,238 @@
+"""The page of reproductions, written from the result files and from nothing else.
+
+results/PAPER/ITEM.json    as `Outcome.write` leaves them
+docs/reproductions.md      what was run and how it came out, every claim beside its number, and what was not run
+docs/reproductions_PAPER_ITEM.png
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill, shorten
+from typing import Any, get_args
+
+from ..results import show
+from ..storage import write_text
+from .base import Verdict, allowed
+from .catalogue import CATALOGUE, Shown
+from .experiment import Experiment, Rows, read_claim
+from .experiments import EXPERIMENTS, PAPERS
+
+Result = dict[str, Any]
+
+PAGE = "reproductions.md"
+MANY = 40  # claims that are folded away
+EVIDENCE = 200  # characters of it in a table
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+PLURAL = dict(zip(VERDICTS, ("hold", "hold in direction", "are refuted", "are not decidable"), strict=True))
+
+_TOP = """# The papers, reproduced
+
+What the papers trained is trained again, what they measured is measured, and every number and statement of theirs is
+put beside ours. A claim *holds* where all that the measurement leaves open, its 95 % interval over seeds or random
+vectors, is what the paper has, give or take a tolerance; it *holds in direction* where the number is another and the
+difference or the ratio is on the paper's side; it is *refuted* where nothing that is left open agrees; else it is
+*not decidable*. Verdicts are computed from the two numbers.
+
+At the budget *paper* an experiment is run as published; at *short* on fewer epochs, seeds or images: its verdicts are
+about what was run, and the evidence says what that is. At *smoke* it is shown to run, and its verdicts say nothing.
+
+Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
+recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment.
+"""
+
+
+def read_results(folder: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Result]:
+    """All results of a folder, in the order of the table of experiments, those that it does not have at the end.
+
+    Raises:
+        ValueError: If a file is no result, or lies where another result belongs.
+    """
+    found = []
+    for path in sorted(folder.glob("*/*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf8"))
+            place = (result["paper"], result["item"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a result of `ritz reproduce`: {error!r}") from error
+        if place != (path.parent.name, path.stem):
+            raise ValueError(f"{path} has the result of {'/'.join(place)}: results are at PAPER/ITEM.json")
+        found.append(result)
+    order = {(one.paper, one.item): number for number, one in enumerate(table)}
+    papers = list(PAPERS)
+    return sorted(
+        found,
+        key=lambda r: (_place(papers, r["paper"]), order.get((r["paper"], r["item"]), len(order)), r["item"]),
+    )
+
+
+def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Path]:
+    """The page and its figures, from the files in `results`; returns what was written."""
+    found = read_results(results, table)
+    docs.mkdir(parents=True, exist_ok=True)
+    drawings = {(one.paper, one.item): one.figure for one in table if one.figure is not None}
+    written = []
+    for result in found:
+        draw = drawings.get((result["paper"], result["item"]))
+        if draw is not None:
+            written.append(docs / figure_name(result))
+            draw(numbers(result["rows"])).savefig(written[-1], dpi=100, metadata={"Software": None})
+    return [*written, write_text(docs / PAGE, page(found, table))]
+
+
+def page(
+    results: Sequence[Result], table: Sequence[Experiment] = EXPERIMENTS, catalogue: Sequence[Shown] = CATALOGUE
+) -> str:
+    """The page as Markdown.
+
+    Example:
+        >>> page([]).splitlines()[0]
+        '# The papers, reproduced'
+    """
+    drawn = {(one.paper, one.item) for one in table if one.figure is not None}
+    parts = [_TOP, _summary(results)]
+    for paper, seeds in PAPERS.items():
+        own = [result for result in results if result["paper"] == paper]
+        if own:
+            parts.append(f"## {paper}: {' and '.join(seeds)}\n")
+        for result in own:
+            shown = (paper, result["item"]) in drawn
+            ids = [row.id for row in catalogue if f"{paper}/{result['item']}" in row.items]
+            parts.append(_section(result, ids, shown))
+    parts += ["## Not run\n", _not_run(results, table, catalogue)]
+    return "\n".join(parts) + "\n"
+
+
+def figure_name(result: Mapping[str, Any]) -> str:
+    """The file of a result's figure."""
+    return f"reproductions_{result['paper']}_{result['item']}.png"
+
+
+def numbers(rows: Any) -> Rows:
+    """Rows as they were before they were written: "nan", "inf" and "-inf" are numbers.
+
+    Example:
+        >>> numbers([{"loss": [1.0, "inf"], "stop": "finished"}])
+        [{'loss': [1.0, inf], 'stop': 'finished'}]
+    """
+    if isinstance(rows, dict):
+        return {key: numbers(value) for key, value in rows.items()}  # type: ignore[return-value]
+    if isinstance(rows, list):
+        return [numbers(value) for value in rows]  # type: ignore[misc]
+    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows  # type: ignore[return-value]
+
+
+# ----------------------------------------------------------------------------------------------------- parts
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """A line for each experiment, and how many claims there are of each verdict."""
+    rows = []
+    for result in results:
+        name = f"{result['paper']} {result['item']}"
+        counted = Counter(claim["verdict"] for claim in result["claims"])
+        rows.append(
+            (
+                f"[{name}](#{_anchor(name)})", result["source"], result["setting"]["budget"],
+                str(len(result.get("seeds", [])) or ""), result["machine"], result.get("commit") or "", _time(result),
+                *(str(counted[verdict] or "") for verdict in VERDICTS),
+            )
+        )  # fmt: skip
+    total = Counter(claim["verdict"] for result in results for claim in result["claims"])
+    said = ", ".join(f"{total[verdict]} {words}" for verdict, words in PLURAL.items() if total[verdict])
+    head = ("experiment", "source", "budget", "seeds", "machine", "commit", "time", *VERDICTS)
+    count = f"{sum(total.values())} claims of {len(results)} experiments: {said}.\n\n" if results else ""
+    return count + _table(head, rows, right=1 + len(VERDICTS)) + "\n"
+
+
+def _section(result: Result, ids: Sequence[str], drawn: bool) -> str:
+    """One experiment."""
+    name = f"{result['paper']} {result['item']}"
+    seeds = result.get("seeds", [])
+    about = [f"budget {result['setting']['budget']}"]
+    if seeds:
+        about.append(f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed")
+    about += [result["machine"], f"torch {result['versions']['torch']}", _time(result)]
+    where = result["source"] + (f" ({', '.join(ids)})" if ids else "")
+    title = result.get("title") or result["item"]
+    parts = [f"### {name}\n", fill(f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}.", 120) + "\n"]
+    if drawn:
+        parts.append(f"![{title}]({figure_name(result)})\n")
+    rows = [_claim(claim) for claim in result["claims"]]
+    claims = _table(("where", "claim", "expected", "measured", "verdict", "evidence"), rows) + "\n"
+    if len(rows) > MANY:
+        claims = f"<details><summary>{len(rows)} claims</summary>\n\n{claims}\n</details>\n"
+    return "\n".join([*parts, claims])
+
+
+def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict = claim["verdict"] if claim["verdict"].startswith("holds") else f"**{claim['verdict']}**"
+    evidence = shorten(claim.get("evidence", ""), EVIDENCE, placeholder=" ...")
+    where = f"{claim['paper']}, {claim['where']}" if claim["where"] else claim["paper"]
+    return where, claim["text"], allowed(read_claim(claim)), _measured(claim), verdict, evidence
+
+
+def _measured(claim: Mapping[str, Any]) -> str:
+    """The number, and its interval to two digits of its width."""
+    if "interval" not in claim:
+        return _number(claim["measured"])
+    value, low, high = (float(number) for number in (claim["measured"], *claim["interval"]))
+    width = (high - low) / 2
+    if width == 0:
+        return _number(value)
+    if not math.isfinite(width) or not 1e-4 < width < 1e6:
+        return f"{_number(value)} ({_number(low)} to {_number(high)})"
+    digits = max(0, 1 - math.floor(math.log10(width)))
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return show(float(value)) if math.isfinite(float(value)) else str(float(value))
+
+
+def _not_run(results: Iterable[Result], table: Sequence[Experiment], catalogue: Sequence[Shown]) -> str:
+    """Of what the papers show, and of the experiments here, all that has no result."""
+    done = {f"{result['paper']}/{result['item']}" for result in results}
+    known = {f"{one.paper}/{one.item}": one for one in table}
+    rows = []
+    for row in catalogue:
+        if not done & set(row.items):
+            there = next((item for item in row.items if item in known), None)
+            why = row.reason or "no experiment of it is here"
+            rows.append((row.paper, row.id, row.where, row.what, _waiting(there) if there else why))
+    listed = {item for row in catalogue for item in row.items}
+    for name, one in known.items():
+        if name not in done and name not in listed:
+            rows.append((one.paper, "", one.source, one.title, _waiting(name)))
+    return _table(("paper", "", "where", "what", "why"), rows) if rows else "Nothing: all that the papers show is here."
+
+
+def _waiting(name: str) -> str:
+    return f"`ritz reproduce {name.replace('/', ' ')}` has no result yet"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> str:
+    """Markdown; the last `right` columns are numbers."""
+    lines = [head, *rows]
+    text = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
+    text.insert(1, "|" + " --- |" * (len(head) - right) + " ---: |" * right)
+    return "\n".join(line.replace("|  |", "| |").replace("|  |", "| |") for line in text)
+
+
+def _time(result: Mapping[str, Any]) -> str:
+    seconds = result["seconds"]
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _anchor(heading: str) -> str:
+    """As Markdown makes it of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else len(names)

@@ -1,0 +1,384 @@
+"""The networks on CIFAR-100: what is trained, what is measured on it, and what is said of it."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ritz.loggers import Memory
+from ritz.papers import cifar_spectra as study
+from ritz.papers import cifar_spectra_claims as judgement
+from ritz.papers.cifar_spectra_figure import figure
+from ritz.papers.experiment import Setting
+from ritz.papers.loop import Training, initial
+from ritz.papers.recipe import Recipe, fingerprint, on_parameters
+
+PAPER = Setting("paper")
+
+
+def images(name, root, device, split):
+    """Noise in the place of CIFAR-100."""
+    g = torch.Generator().manual_seed(len(split))
+    return torch.randint(256, (20, 3, 32, 32), generator=g, dtype=torch.uint8), torch.randint(100, (20,), generator=g)
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(study, "load", images)
+
+
+class Tiny(nn.Sequential):
+    """Convolution, BatchNorm, ReLU, affine: 23 parameters."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)
+        )
+
+
+def tiny(seed=0):
+    torch.manual_seed(seed)
+    model, g = Tiny(), torch.Generator().manual_seed(seed)
+    return model, (torch.randn(12, 1, 4, 4, generator=g), torch.randint(3, (12,), generator=g))
+
+
+def recipe(**settings):
+    return Recipe(name="tiny", model=Tiny, optimizer=on_parameters, epochs=1, **{"batch_size": 4, **settings})
+
+
+def trained(model, average=None, stop="finished"):
+    return Training(
+        model=model, average=average, history=Memory(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        damping=None, steps=1, seconds=0.0, stop=stop,
+    )  # fmt: skip
+
+
+def dense(model, batches, mode):
+    """The Hessian of the mean over batches, by reverse mode twice, row by row."""
+    model.train(mode == "train")
+    params = list(model.parameters())
+    loss = torch.stack([F.cross_entropy(model(x), y) for x, y in batches]).mean()
+    flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, params, create_graph=True)])
+    rows = [torch.cat([p.flatten() for p in torch.autograd.grad(x, params, retain_graph=True)]) for x in flat]
+    return torch.stack(rows)
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [("allcnn", 1_387_108), ("preresnet", 1_726_388), ("wideresnet", 36_546_980), ("vgg", 15_299_748)],
+)
+def test_at_paper_budget_the_networks_are_the_published_ones(network, count):
+    with torch.device("meta"):
+        model = study.model_of(network, PAPER)()
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert study.is_published(network, PAPER)
+
+
+@pytest.mark.parametrize("network", ["preresnet", "wideresnet"])
+def test_a_shallow_network_is_one_of_the_family_and_says_so(network):
+    setting = Setting("smoke")
+    model = study.model_of(network, setting)()
+    assert [len(getattr(model, f"stage{i}")) for i in (1, 2, 3)] == [1, 1, 1]
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+    assert not study.is_published(network, setting)
+
+
+def test_recipes_are_as_published():
+    sgd = study.sgd_recipe("wideresnet", PAPER, 3, 5e-4)
+    assert (sgd.epochs, sgd.batch_size, sgd.seed) == (300, 128, 3)
+    keywords = {"kind": torch.optim.SGD, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+    assert sgd.optimizer.keywords == keywords
+    assert [round(sgd.schedule(300)(t), 6) for t in (0, 150, 210, 270, 299)] == [1.0, 1.0, 0.505, 0.01, 0.01]
+    assert sgd.augment.keywords["norm"].mean == (0.4914, 0.4822, 0.4465)
+    averaged = study.gadam_recipe(PAPER, 0)
+    assert averaged.optimizer.keywords == {"lr": 5e-4, "weight_decay": 0.25, "start": 161 / 300}
+    assert [round(averaged.schedule(300)(t), 6) for t in (80, 145, 299)] == [1.0, 0.5, 0.5]
+    assert averaged.augment.keywords["norm"].mean == (0.485, 0.456, 0.406)
+
+
+def test_arms_of_a_seed_begin_at_the_same_weights():
+    setting = Setting("smoke")
+    starts = [initial(study.sgd_recipe("allcnn", setting, 1, decay)).state_dict() for decay in (0.0, 5e-4)]
+    assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
+    other = initial(study.sgd_recipe("allcnn", setting, 2, 0.0)).state_dict()
+    assert not torch.equal(other["conv1.weight"], starts[0]["conv1.weight"])
+
+
+def test_weight_decays_run_at_smoke_budget_and_both_papers_share_the_runs(noise, tmp_path):
+    setting, seen = Setting("smoke", runs=tmp_path), []
+    rows, claims = study.run_decays("allcnn", setting, lambda *args: seen.append(args))
+    assert [(row["arm"], row["seed"]) for row in rows][:4] == [
+        ("decay 0", 0), ("decay 0.0001", 0), ("decay 0.0005", 0), ("decay 0", 1)
+    ]  # fmt: skip
+    assert seen[-1][1] == seen[-1][2]
+    assert {claim.paper for claim in claims} == {"seed 000", "seed 002"}
+    assert rows[2]["weight_norm"] < rows[1]["weight_norm"] < rows[0]["weight_norm"]
+    assert len(rows[0]["curve"]["epoch"]) == 2
+    assert sorted(p.name for p in (tmp_path / "cifar-allcnn").iterdir())[0] == "decay-0-seed-0"
+    again, _ = study.run_decays("allcnn", setting, lambda *args: None)
+    assert json.dumps(again) == json.dumps(rows)  # to the seconds that training took
+    assert len(figure(json.loads(json.dumps(rows))).axes) == 3
+
+
+def test_gadam_runs_beside_sgd_at_smoke_budget_and_its_average_is_measured(noise):
+    rows, claims = study.run_optimisers(Setting("smoke"), lambda *args: None)
+    assert [row["arm"] for row in rows] == ["SGD", "Gadam"] * 2
+    assert all(set(row["train"]) == set(row["eval"]) for row in rows)
+    assert all(row["stop"] == "finished" for row in rows)
+    assert {claim.paper for claim in claims} == {"seed 000"}
+    json.dumps(rows)
+
+
+# ---------------------------------------------------------------------------------------------------- measurement
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_curvature_is_that_of_the_dense_hessian_in_either_mode_of_batchnorm(mode):
+    model, data = tiny()
+    model = study.refreshed(model, recipe(), data)
+    found = study.curvature(model, data, mode, batch_size=4, steps=20, probes=4, seed=0)
+    H = dense(model, list(zip(data[0].split(4), data[1].split(4), strict=True)), mode)
+    values = torch.linalg.eigvalsh(H)
+    assert found["lambda_max"][0] == pytest.approx(float(values[-1]), rel=1e-5)
+    assert found["lambda_min"][0] == pytest.approx(float(values[0]), rel=1e-5)
+    norm = float(torch.cat([p.detach().flatten() for p in model.parameters()]).norm())
+    size = len(values)
+    for key, truth in (
+        ("trace_per_param", values.sum() / size),
+        ("moment2_per_param", values.square().sum() / size),
+        ("metric_a_eq7", values.sum() + norm**2 / 2),
+    ):
+        assert found[key][1] <= float(truth) <= found[key][2]
+    assert sum(found["weights"]) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_two_modes_of_batchnorm_have_different_hessians():  # else the test above could not tell them apart
+    model, data = tiny()
+    batches = list(zip(data[0].split(4), data[1].split(4), strict=True))
+    model = study.refreshed(model, recipe(), data)
+    first, second = (torch.linalg.eigvalsh(dense(model, batches, mode))[-1] for mode in ("eval", "train"))
+    assert abs(first - second) > 0.01 * abs(first)
+
+
+def shifted(x, key):
+    return x + 1.0
+
+
+def test_statistics_are_renewed_on_augmented_batches_and_on_a_copy():
+    model, data = tiny()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = study.refreshed(model, recipe(augment=shifted), data)
+    conv = nn.functional.conv2d(data[0] + 1.0, model[0].weight, model[0].bias)  # batches of one size: the mean of all
+    torch.testing.assert_close(found[1].running_mean, conv.detach().mean((0, 2, 3)))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert model.training
+    assert not found.training
+
+
+def test_what_is_measured_is_the_average_where_there_is_one():
+    model, data = tiny()
+    other, _ = tiny(1)
+    parts = {"train": data, "val": data, "test": data}
+    how = {"images": 8, "steps": 3, "probes": 2, "modes": ("eval",)}
+    plain, averaged = (study.finish(trained(model, average), recipe(), parts, **how) for average in (None, other))
+    norms = [math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters())) for net in (model, other)]
+    assert [plain["weight_norm"], averaged["weight_norm"]] == pytest.approx(norms)
+    assert plain["metric_a"] == pytest.approx(norms[0] / 2)
+    assert plain["gap_loss_test"] == 0.0
+    assert plain["gap_error_val"] == 0.0
+
+
+def test_a_run_that_diverged_has_nothing_measured():
+    model, data = tiny()
+    lost = trained(model, stop="diverged: the loss of step 1 is nan")
+    assert study.finish(lost, recipe(), {"train": data}, images=8, steps=3, probes=2, modes=("eval",)) == {}
+
+
+def test_gaps_are_in_percent_and_held_out_less_trained():
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    x = torch.tensor([[1.0], [1.0]])
+    found = study._fit(
+        model, {"train": (x, torch.tensor([0, 0])), "val": (x, torch.tensor([0, 1])), "test": (x, torch.tensor([1, 1]))}
+    )
+    assert [found["gap_error_val"], found["gap_error_test"]] == [50.0, 100.0]
+    assert found["gap_loss_test"] == pytest.approx(2.0)  # log(1 + e^2) - log(1 + e^-2)
+
+
+# --------------------------------------------------------------------------------------------------------- claims
+
+
+def printed_rows(network, factor=1.0, published=True, seeds=3):
+    """Rows that have every printed number, each seed a little off; `factor` is put on the curvature at decay 5e-4."""
+    rows = []
+    for seed in range(seeds):
+        for at, decay in enumerate(judgement.WEIGHT_DECAYS):
+            row = {
+                "network": network, "title": network, "published": published, "arm": judgement.decay_arm(decay),
+                "weight_decay": decay, "seed": seed, "epochs": 10, "parameters": 10, "images": 5, "lanczos_steps": 2,
+                "probes": 2, "eval": {}, "train": {},
+            }  # fmt: skip
+            for line in reversed(judgement.PRINTED[network]):
+                number = (line.numbers[at] or 1.0) * (1 + 1e-5 * (seed - 1))
+                if line.key not in judgement.CURVATURE:
+                    row[line.key] = number
+                    continue
+                number *= factor if decay == 5e-4 and line.key != "metric_a_eq7" else 1.0
+                modes = (line.mode,) if line.mode else ("eval", "train")
+                for mode in modes:
+                    row[mode].setdefault(line.key, [number] * 3)
+                    if line.mode or mode == "train" or network == "allcnn":
+                        row[mode][line.key] = [number] * 3
+            row["eval"]["lambda_max"] = row["eval"]["lambda_max"] if network == "allcnn" else [[1, 2, 1000][at]] * 3
+            rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("network", list(judgement.PRINTED))
+def test_rows_with_the_printed_numbers_bear_out_every_claim(network):
+    claims = judgement.decay_claims(printed_rows(network))
+    wrong = [(claim.text, claim.verdict) for claim in claims if claim.verdict != "holds"]
+    assert not wrong
+    printed = sum(x is not None for line in judgement.PRINTED[network] for x in line.numbers)
+    assert len(claims) > printed
+
+
+def test_a_smaller_rise_holds_in_direction_and_a_fall_is_refuted():
+    where = ("seed 000", "figure 3", "lambda_1 from weight decay 0 to 0.0005: times")
+
+    def verdict(factor):
+        claims = judgement.decay_claims(printed_rows("allcnn", factor, published=False))
+        return next(claim.verdict for claim in claims if (claim.paper, claim.where, claim.text) == where)
+
+    assert [verdict(factor) for factor in (1.0, 0.5, 0.2)] == ["holds", "holds in direction", "refuted"]
+
+
+def test_a_smaller_network_is_judged_by_orders_alone():
+    claims = judgement.decay_claims(printed_rows("wideresnet", published=False))
+    assert not [claim.text for claim in claims if " at weight decay 0" in claim.text]
+    assert all("a smaller network of the family of" in claim.evidence for claim in claims)
+
+
+def test_a_diverged_run_is_left_out_and_counted():
+    rows = printed_rows("allcnn")
+    for key in ("eval", "train", "train_accuracy", "gap_error_val"):
+        del rows[0][key]
+    claim = judgement.decay_claims(rows)[0]
+    assert claim.text == "gap in error to the last 5,000 at weight decay 0"
+    assert "1 of 3 runs diverged" in claim.evidence
+    assert claim.measured.value == pytest.approx(32.40, rel=1e-4)
+
+
+def test_where_every_run_diverged_nothing_can_be_said():
+    rows = [
+        {key: row[key] for key in ("network", "title", "published", "arm", "seed", "epochs")}
+        for row in printed_rows("allcnn")
+    ]
+    assert {claim.verdict for claim in judgement.decay_claims(rows)} == {"not decidable"}
+
+
+def test_a_ratio_of_traces_that_are_not_positive_is_not_decidable():
+    found = judgement.ratio({0: 1.0, 1: 1.0}, {0: 2.0, 1: -1.0})
+    assert math.isnan(found.value)
+    claim = judgement.Claim(paper="", where="", text="", expected=2.0, reference=1.0, measured=found)
+    assert claim.verdict == "not decidable"
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    from scipy.stats import t
+
+    values = torch.tensor([2.0, 3.0, 2.5, 4.0])
+    low, high = judgement.ratio(dict.fromkeys(range(4), 1.0), dict(enumerate(values.tolist()))).interval()
+    logs = values.log()
+    width = t.ppf(0.975, 3) * float(logs.std()) / 2
+    assert [math.log(low), math.log(high)] == pytest.approx([float(logs.mean()) - width, float(logs.mean()) + width])
+
+
+def optimiser_rows(sharper=40.0, squares=200.0):
+    rows = []
+    for seed in range(3):
+        for arm in ("SGD", "Gadam"):
+            other = arm == "Gadam"
+            rows.append({
+                "network": "vgg", "title": "VGG", "published": True, "arm": arm, "seed": seed, "epochs": 10,
+                "parameters": 1, "images": 1, "lanczos_steps": 1, "probes": 2, "weight_norm": 2.0 if other else 1.0,
+                "train_accuracy": 99.81 if other else 99.64, "test_accuracy": 71.0 + other,
+                "val_accuracy": 70.0 + other,
+                "eval": {}, "train": {
+                    "lambda_max": [sharper if other else 1.0] * 3,
+                    "moment2_per_param": [1e-4 * (squares if other else 1.0)] * 3,
+                },
+            })  # fmt: skip
+    return rows
+
+
+def test_gadam_is_judged_by_what_is_printed():
+    verdicts = {claim.text: claim.verdict for claim in judgement.optimiser_claims(optimiser_rows(35.0))}
+    assert set(verdicts.values()) == {"holds"}  # 35 is 30 and 40
+    claims = judgement.optimiser_claims(optimiser_rows(3.0, 0.5))
+    found = {claim.where: claim.verdict for claim in claims if claim.text == "lambda_1, Gadam over SGD"}
+    assert found == {"section 5, figure 6": "holds in direction", "abstract": "holds in direction"}
+    assert next(c.verdict for c in claims if c.text == "Tr H^2 / P, Gadam over SGD") == "refuted"
+
+
+def test_claims_want_every_arm_of_two_seeds():
+    with pytest.raises(ValueError, match="two seeds or more, each at weight decays"):
+        judgement.decay_claims(printed_rows("allcnn", seeds=1))
+    with pytest.raises(ValueError, match="two seeds or more, each at weight decays"):
+        judgement.decay_claims(printed_rows("allcnn")[:-1])
+    with pytest.raises(ValueError, match="by SGD and by Gadam, got 5 rows"):
+        judgement.optimiser_claims(optimiser_rows()[:-1])
+
+
+# --------------------------------------------------------------------------------------------------------- figure
+
+
+def drawn_rows():
+    stems = {"nodes": [-1.0, 0.0, 9.0], "weights": [0.1, 0.8, 0.1]}
+    rows = printed_rows("wideresnet", published=False)
+    for row in rows:
+        row |= {"eval": stems, "train": stems, "test_accuracy": 50.0}
+    return rows
+
+
+def test_the_figure_has_a_column_for_each_arm_and_a_row_for_each_mode():
+    rows = drawn_rows()
+    del rows[0]["eval"]  # seed 0 has an arm that diverged: the next seed is drawn
+    made = figure(rows)
+    assert len(made.axes) == 6
+    assert "seed 1" in made.get_suptitle()
+    assert [label.get_text() for label in made.axes[0].get_xticklabels()] == ["-1", "9"]
+
+
+def test_a_figure_of_runs_that_all_diverged_is_refused():
+    rows = drawn_rows()
+    for row in rows:
+        del row["eval"]
+    with pytest.raises(ValueError, match="no seed with a spectrum for every arm"):
+        figure(rows)
+
+
+# ----------------------------------------------------------------------------------------------------- real images
+
+
+def test_the_real_images_are_split_as_published(data_root):
+    torch.set_default_dtype(torch.float32)
+    if not (data_root / "cifar-100-python").is_dir():
+        pytest.skip("there is no CIFAR-100 in RITZ_DATA")
+    data = study.load_data("allcnn", Setting("short", data_root))
+    assert [len(data[name][0]) for name in ("train", "val", "test")] == [45_000, 5_000, 10_000]
+    assert abs(float(data["train"][0].mean())) < 0.5
+
+
+def test_recipes_have_fingerprints():
+    made = partial(study.sgd_recipe, "preresnet", Setting("short"), 0)
+    assert fingerprint(made(0.0)) != fingerprint(made(1e-4))

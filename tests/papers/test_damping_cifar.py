@@ -1,0 +1,306 @@
+"""VGG-16 on CIFAR-100: items run at smoke budget on noise; recipes, means, times and verdicts are what they say."""
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ritz.papers import damping_cifar as study
+from ritz.papers import damping_cifar_claims as judged
+from ritz.papers.damping_cifar import ADAM, ADAM_D, SGD, STUDIES, Arm, recipe
+from ritz.papers.damping_cifar_figure import figure
+from ritz.papers.experiment import Setting
+from ritz.papers.pool import Finished
+from ritz.papers.recipe import fingerprint
+
+
+@pytest.fixture(autouse=True)
+def noise(monkeypatch):
+    """Images of noise for CIFAR-100, in float32 as training has them."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(study, "load", load)
+
+
+def load(name, root, device, split):
+    assert (name, root) == ("CIFAR100", None)
+    g = torch.Generator().manual_seed({"fit": 0, "val": 1, "test": 2}[split])
+    images = torch.randint(256, (80, 3, 32, 32), generator=g, dtype=torch.uint8)
+    return images.to(device), torch.randint(100, (80,), generator=g)
+
+
+def run(item, **setting):
+    return judged.run(item, Setting("smoke", **setting), lambda *args: None)
+
+
+@cache
+def without_dropout():
+    """One study for several tests."""
+    return run("figure12-dropout")
+
+
+def few(monkeypatch, item, *arms):
+    """A study of a few of its arms, to be quick."""
+    monkeypatch.setitem(STUDIES, item, replace(STUDIES[item], arms=arms))
+
+
+# ------------------------------------------------------------------------------------------------- whole path
+
+
+@pytest.mark.parametrize("item", ["table2", "figure12-dropout"])
+def test_an_item_runs_at_smoke_budget_and_its_rows_are_json(item):
+    rows, claims = without_dropout() if item == "figure12-dropout" else run(item)
+    seeds = {row["seed"] for row in rows}
+    assert seeds == {0, 1}
+    assert {arm.label for arm in STUDIES[item].arms} <= {row["arm"] for row in rows}
+    assert len(rows) == len(seeds) * len({row["arm"] for row in rows})
+    assert claims
+    assert all(claim.paper == "seed 004" and claim.evidence for claim in claims)
+    assert len(json.dumps(rows)) < 300_000
+    assert len(figure(rows).axes) == (3 if item == "figure12-dropout" else 2)
+
+
+def test_an_arm_as_published_and_an_adam_that_learns_run(monkeypatch):
+    arms = [replace(arm, epochs=(1, 1, 1)) for arm in (STUDIES["figure12-code"].arms[0], study.RAMP_LEARNED)]
+    few(monkeypatch, "figure14", *arms)
+    monkeypatch.setattr(Setting, "num_seeds", lambda *args: 1)
+    rows = study.study("figure14", Setting("smoke"), lambda *args: None)
+    assert {row["stop"] for row in rows} == {"finished"}
+    assert [row["damping"][0] > arm.damping for row, arm in zip(rows, arms, strict=True)] == [True, True]
+
+
+def test_table_1_has_the_largest_eigenvalue_of_the_hessian(monkeypatch):
+    arms = [arm for arm in study.TABLE1 if arm.method == "Adam"][3:5]
+    few(monkeypatch, "table1", *arms)
+    monkeypatch.setattr(judged, "TABLE1", {arm: study.TABLE1[arm] for arm in arms})
+    rows, claims = run("table1")
+    assert all(math.isfinite(row["lambda_max"]) for row in rows)
+    assert len(claims) == 5  # two numbers of each, and the order
+
+
+def test_the_other_items_have_arms_and_claims_that_fit(monkeypatch):
+    def trained(recipes, data, setting, **_):
+        ends = {"epoch": 1.0, "seconds": 2.0, "train/loss": 4.0, "loss": 4.0}
+        ends |= {f"{name}/accuracy": 0.3 for name in ("train", "val", "test")}
+        found = {"spread": 1.0, "mean_damping": 0.5, "damping": [0.1], "damping_step": [4], "lambda_max": 2.0}
+        return {name: Finished(name, made.seed, "finished", 4, 2.0, [ends], found) for name, made in recipes.items()}
+
+    monkeypatch.setattr(study, "train_all", trained)
+    assert set(judged._CLAIMS) == set(STUDIES)
+    for item in STUDIES:
+        rows, claims = run(item)
+        assert claims, item
+        assert {row["state"] for row in rows} == {"trained"}
+
+
+def test_runs_are_shared_between_items(tmp_path, monkeypatch):
+    few(monkeypatch, "table2", SGD)
+    monkeypatch.setitem(judged._CLAIMS, "table2", lambda runs: [])
+    first, _ = run("table2", runs=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == "damping-cifar-smoke"
+    assert sorted(path.name for path in folder.iterdir()) == ["sgd-0.01-2-epochs-0", "sgd-0.01-2-epochs-1"]
+    again, _ = run("table2", runs=tmp_path)
+    assert again == first
+
+
+def test_an_unknown_item_is_refused():
+    with pytest.raises(ValueError, match="there is no item 'figure99'; there are table2"):
+        study.study("figure99", Setting("smoke"), lambda *args: None)
+
+
+# --------------------------------------------------------------------------------------------------- recipes
+
+
+def test_all_arms_of_a_study_have_names_and_recipes_of_their_own():
+    for item, plan in STUDIES.items():
+        assert len({arm.label for arm in plan.arms}) == len(plan.arms), item
+        assert len({fingerprint(recipe(arm, 0, Setting("paper"))) for arm in plan.arms}) == len(plan.arms), item
+
+
+def test_the_published_code_differs_from_the_controlled_arms_as_it_says():
+    arm = Arm("KFAC", 1e-3, 0.03, learned=True, dropout=False)
+    own, code = (recipe(one, 0, Setting("paper")) for one in (arm, replace(arm, code=True)))
+    settings = [made.optimizer.keywords for made in (own, code)]
+    assert [one["start"] for one in settings] == ["debiased", "identity"]
+    assert [one["kl_clip"] for one in settings] == [1e-3, 1e-2]
+    assert [one["fisher"] for one in settings] == ["mc", "empirical"]
+    assert [made.damping.keywords["compensate_lr"] for made in (own, code)] == [False, True]
+    assert own.training_mode == code.training_mode == "until_refresh"
+    assert recipe(replace(arm.at(0.03), code=True), 0, Setting("paper")).optimizer.keywords["fisher"] == "mc"
+    assert recipe(arm.at(0.03), 0, Setting("paper")).training_mode == "never"
+
+
+def test_the_paper_budget_is_the_papers():
+    made = recipe(ADAM, 1, Setting("paper"))
+    assert (made.epochs, made.batch_size, made.schedule_by, made.seed) == (300, 128, "epoch", 1)
+    assert made.schedule(300)(299) == 0.01
+    assert made.optimizer.keywords["eps"] == 1e-8
+    kfac = recipe(Arm("KFAC", 1e-3, 0.1, epochs=study.THIRD), 0, Setting("paper"))
+    assert (kfac.epochs, kfac.optimizer.keywords["refresh"]) == (100, "eigh")
+    network = recipe(SGD, 0, Setting("smoke")).model()
+    assert sum(p.numel() for p in network.parameters()) < 100_000
+
+
+# ---------------------------------------------------------------------------------------------- what is found
+
+
+def test_a_learned_arm_is_given_flat_ones_at_its_mean_over_seeds():
+    learned = Arm("KFAC", 1e-3, 0.03, learned=True)
+    ends = (0.0421, "trained"), (0.0441, "at chance"), (7.0, "lost")
+    rows = [{"arm": learned.label, "mean_damping": mean, "state": state} for mean, state in ends]
+    (control,) = study._controls([learned, learned.at(0.03)], rows)
+    assert control == learned.at(0.043)
+    assert {row["flat_at_mean"] for row in rows} == {"KFAC 0.001, flat 0.043"}
+    assert study._controls([learned, learned.at(0.03), learned.at(0.043)], rows) == []  # it is there
+    assert study._controls([learned], rows) == []  # its start is not
+    assert study._controls([learned, learned.at(0.03)], rows[2:]) == []  # nothing but the start is known
+    assert study._controls(STUDIES["figure12-code"].arms, rows) == []
+
+
+def test_the_mean_of_a_learned_damping_is_that_of_the_steps():
+    rows = [row for row in without_dropout()[0] if "learned" in row["arm"]]
+    assert len(rows) == 2
+    for row in rows:
+        held = torch.full((row["steps"],), 0.03, dtype=torch.float64)
+        for step, damping in zip(row["damping_step"], row["damping"], strict=True):
+            held[step:] = damping
+        assert row["damping"]
+        assert row["mean_damping"] == pytest.approx(float(held.mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("stop", "accuracies", "peak", "spread", "state"),
+    [
+        ("finished", [1.0, 30.0], 4.7, 9.0, "trained"),
+        ("finished", [1.0, 1.0], 4.7, 0.01, "at chance"),
+        ("finished", [1.0, 1.0], 4.7, 0.0, "lost"),
+        ("finished", [20.0, 1.0], 4.7, 0.01, "lost"),
+        ("finished", [1.0, 1.0], 9.0, 0.01, "lost"),
+        ("finished", [1.0, 1.0], 4.7, math.nan, "lost"),
+        ("diverged: the loss of step 3 is inf", [], math.inf, 9.0, "lost"),
+    ],
+)
+def test_a_run_is_lost_at_chance_or_trained(stop, accuracies, peak, spread, state):
+    assert study._state(stop, accuracies, peak, spread) == state
+
+
+def test_a_dead_network_has_outputs_that_are_all_the_same():
+    made = recipe(SGD, 0, Setting("smoke"))
+    data = study.load_data(Setting("smoke"))
+    network = made.model().eval()
+    training = SimpleNamespace(model=network, optimizer=made.optimizer(network, made.run(64)), damping=None)
+    assert study.finish(training, made, data)["spread"] > study.DEAD
+    with torch.no_grad():
+        network[0][0].bias.fill_(-1e3)
+    assert study.finish(training, made, data)["spread"] <= study.DEAD
+
+
+def test_a_run_that_is_lost_before_its_first_epoch_has_a_row():
+    found = {"spread": math.nan}
+    run = Finished("x", 0, "diverged: the loss of step 3 is inf", 3, 0.1, [{"loss": math.inf, "step": 3}], found)
+    row = study.plain(SGD, run)
+    assert (row["state"], row["test_accuracy"], row["peak_loss"]) == ("lost", [], math.inf)
+    assert judged.accuracy(row) == study.CHANCE
+    assert figure([row]).axes
+
+
+# ----------------------------------------------------------------------------------------------------- claims
+
+
+def made(arm, seed, test, seconds=10.0, state="trained", **more):
+    curves = {f"{name}_accuracy": [test / 2, test] for name in ("train", "val", "test")}
+    row = {"arm": arm if isinstance(arm, str) else arm.label, "seed": seed, "state": state, "epoch": [1, 2]}
+    row |= {"seconds": [seconds / 2, seconds], "run_seconds": seconds, "steps": 10}
+    return row | curves | more
+
+
+def test_table_2_is_judged_by_numbers_and_by_differences_at_equal_seed():
+    ends = {SGD: 65.3, ADAM_D: 65.5, ADAM: 61.9}
+    rows = [made(arm, seed, end + seed + 0.01 * (arm == ADAM) * seed) for arm, end in ends.items() for seed in range(3)]
+    found = {claim.text: claim for claim in judged.claims("table2", rows)}
+    assert found["Adam-D - Adam"].verdict == "holds"
+    assert float(found["Adam-D - SGD"].measured.value) == pytest.approx(0.2)  # seeds cancel
+    assert found["SGD 0.01: accuracy"].verdict == "not decidable"  # between seeds they do not
+    far = [made(arm, seed, end / 2 + 0.1 * seed) for arm, end in ends.items() for seed in range(3)]
+    found = {claim.text: claim for claim in judged.claims("table2", far)}
+    assert found["Adam-D - Adam"].verdict == "holds in direction"
+    assert found["SGD 0.01: accuracy"].verdict == "refuted"
+
+
+def figure12(mean=40.0, lost=False):
+    learned = Arm("KFAC", 1e-3, 0.03, learned=True, epochs=study.THIRD)
+    off = replace(learned, dropout=False)
+    ends = {learned: 41.0, off: 44.0, learned.at(0.1): 40.0, learned.at(0.03): 30.0}
+    ends |= {study.SGD_THIRD: 30.0, SGD: 45.0, learned.at(0.05): mean}
+    times = {SGD: 30.0, study.SGD_THIRD: 10.0}
+    rows = []
+    for seed in range(3):
+        for arm, end in ends.items():
+            state = "lost" if lost and arm == learned.at(0.03) else "trained"
+            more = {"flat_at_mean": arm.at(0.05).label} if arm.learned else {}
+            rows.append(made(arm, seed, end + 0.1 * seed, times.get(arm, 20.0), state, **more))
+    return {claim.text: claim for claim in judged.claims("figure12", rows)}
+
+
+def test_figure_12_is_judged_at_equal_dropout_at_equal_epochs_and_at_equal_time():
+    found = figure12()
+    learned = "KFAC 0.001, learned from 0.03"
+    assert found[f"{learned} - flat 0.1 with dropout"].verdict == "holds"
+    assert float(found[f"{learned}, no dropout - flat 0.1 with dropout"].measured.value) == pytest.approx(4.0)
+    assert found[f"{learned} - SGD, of more epochs"].verdict == "refuted"
+    assert found[f"{learned} - SGD, at equal epochs"].verdict == "holds"
+    in_time = found[f"{learned} - SGD, at equal time"]  # SGD is at 20 of 30 s, a third of the way from half to all
+    assert float(in_time.measured.value) == pytest.approx(41.0 - 45 * (1 / 2 + 1 / 6), abs=0.1)
+    assert "ended before in 0 of 3" in in_time.evidence
+    assert found[f"{learned} beats flat damping at its mean (KFAC 0.001, flat 0.05)"].verdict == "holds"
+    (dropout,) = [claim for text, claim in found.items() if "dropout, which" in text]
+    assert dropout.verdict == "refuted"
+    assert float(dropout.measured.value) == pytest.approx(3.0)
+    assert found["learned damping at most doubles the time of an epoch"].verdict == "holds"
+
+
+def test_a_better_flat_damping_at_the_mean_and_a_flat_one_that_trains_refute():
+    beside = "KFAC 0.001, learned from 0.03 beats flat damping at its mean (KFAC 0.001, flat 0.05)"
+    assert figure12(mean=43.0)[beside].verdict == "refuted"
+    diverges = "KFAC 0.001, flat 0.03: diverges, the share of runs that are lost"
+    assert figure12()[diverges].verdict == "refuted"
+    assert figure12(lost=True)[diverges].verdict == "holds"
+
+
+def test_arms_that_never_left_chance_decide_nothing():
+    rows = [made(arm, seed, 1.0, state="at chance") for arm in (SGD, ADAM_D, ADAM) for seed in range(2)]
+    found = {claim.text: claim.verdict for claim in judged.claims("table2", rows)}
+    assert found["Adam-D - SGD"] == "not decidable"
+    runs = judged.Runs([made(SGD, 0, 1.0, state="at chance"), made(SGD, 1, 1.0, state="lost")])
+    assert runs.lost(SGD) == 1.0
+    assert math.isnan(judged.Runs([made(SGD, 0, 1.0, state="at chance")]).lost(SGD))
+
+
+def test_sgd_that_ended_before_counts_with_its_end():
+    row = made(SGD, 0, 40.0, seconds=10.0)
+    assert judged.at_time(row, 100.0) == 40.0
+    assert judged.at_time({**row, "state": "lost"}, 100.0) == study.CHANCE
+
+
+def test_the_largest_stable_rate_is_the_largest_without_a_lost_run():
+    rows = []
+    for arm in STUDIES["stable"].arms:
+        limit = {"SGD": 0.03, "Adam": 0.3, "KFAC": 0.3}[arm.method]
+        rows += [made(arm, seed, 5.0, state="lost" if arm.lr > limit else "trained") for seed in range(2)]
+    found = {claim.text.split(":")[0]: claim for claim in judged.claims("stable", rows)}
+    assert found["SGD"].measured == 0.03
+    assert found["Adam"].measured == 0.3
+    assert found["Adam estimates sharp directions"].measured == pytest.approx(1.0)  # a tenth by its momentum
+
+
+def test_real_images_are_normalised(data_root, monkeypatch):
+    monkeypatch.undo()
+    if not (data_root / "cifar-100-python").is_dir():
+        pytest.skip(f"{data_root} has no CIFAR-100")
+    data = study.load_data(Setting("smoke", data_root))
+    assert [len(data[name][0]) for name in ("train", "val", "test")] == [64] * 3
+    assert all(abs(float(images.mean())) < 0.5 and 0.7 < float(images.std()) < 1.4 for images, _ in data.values())

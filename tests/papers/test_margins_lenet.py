@@ -1,0 +1,84 @@
+"""Figure 3 of seed 003: the whole path on drawn images, and claims that can go either way."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from ritz.papers import margins_lenet, margins_points
+from ritz.papers.experiment import Setting
+
+
+def drawn_images(name: str, root: object, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Ten patterns with noise in the place of MNIST, pixels from -1 to 1."""
+    g = torch.Generator().manual_seed(0)
+    patterns, y = torch.rand(10, 784, generator=g), torch.randint(10, (500,), generator=g)
+    X = (patterns[y] + 0.3 * torch.rand(500, 784, generator=g)) / 0.65 - 1
+    return (X, y), (X[-200:], y[-200:])
+
+
+def row(seed: int, steps: int, right: float, wrong: float, accuracy: float) -> dict[str, object]:
+    def kinds(r: float, n: int) -> dict[str, float]:
+        return {"r": r + 0.001 * seed, "filtered": r + 0.001 * seed, "rho": r, "n": n, "removed": 0}
+
+    both = {"correct": kinds(right, 900), "incorrect": kinds(wrong, 100)}
+    every = {axis: kinds(wrong, 1000) for axis in margins_points.AXES}
+    own = {"seed": seed, "steps": steps, "train_accuracy": accuracy, "correct": 900, "incorrect": 100}
+    rule = {"n": 200, "exact_r": 0.9, "error": 0.1, "probes": 30.0, "negative": 1}
+    ruled = {
+        word: {**rule, "r": r, "filtered": r + 0.001 * seed} for word, r in (("correct", right), ("incorrect", wrong))
+    }
+    return {**own, **{axis: copy.deepcopy(both) for axis in margins_points.AXES}, "everywrong": every, "ruled": ruled}
+
+
+def verdicts(right: tuple[float, float], wrong: float) -> dict[str, str]:
+    rows = [
+        row(seed, steps, r, wrong, 10.0 + steps) for seed in (0, 1, 2) for steps, r in zip((0, 500), right, strict=True)
+    ]
+    return {claim.text: claim.verdict for claim in margins_lenet.claims(rows)}
+
+
+def test_what_the_paper_saw_would_hold():
+    assert set(verdicts((0.5, 0.95), 0.05).values()) == {"holds"}
+
+
+def test_the_opposite_is_refuted():
+    assert set(verdicts((0.7, 0.5), 0.9).values()) == {"refuted"}
+
+
+def test_a_handful_of_wrong_points_decides_nothing():
+    rows = [row(seed, steps, 0.9, 0.9, 10.0 + steps) for seed in (0, 1) for steps in (0, 500)]
+    for one in rows:
+        one["aceht"]["incorrect"]["n"] = one["bound"]["incorrect"]["n"] = 9
+    claims = [claim for claim in margins_lenet.claims(rows) if claim.text.startswith("no correlation of")]
+    assert [claim.verdict for claim in claims] == ["not decidable"] * 2
+    assert "no r" in claims[0].evidence
+
+
+def test_the_whole_path_runs_and_looks_at_start_and_stops(monkeypatch):
+    monkeypatch.setattr(margins_points, "load_images", drawn_images)
+    calls = []
+    rows, claims = margins_lenet.run(Setting("smoke"), lambda *now: calls.append(now))
+    assert [(r["seed"], r["steps"]) for r in rows] == [(s, n) for s in (0, 1) for n in (0, 3, 12)]
+    assert [("points" in r, "ruled" in r) for r in rows] == [(s == 0, n == 12) for s in (0, 1) for n in (0, 3, 12)]
+    assert all(r["correct"] + r["incorrect"] == 60 and abs(r["aceht"]["incorrect"]["r"]) <= 1 for r in rows)
+    assert len(claims) == 14 + 2
+    assert calls
+    assert {claim.paper for claim in claims} == {"seed 003"}
+    json.dumps(rows)
+    pytest.importorskip("matplotlib")
+    drawing = margins_lenet.figure(rows)
+    assert [ax.get_title()[:2] for ax in drawing.axes] == ["0 ", "3 ", "12", "ev"]
+
+
+def test_runs_to_a_step_are_one_run_looked_at_along_the_way():
+    from ritz.papers.train import train
+
+    (X, y), _ = drawn_images("", None, "cpu")
+    data = {"train": (X.unflatten(1, (1, 28, 28))[:240], y[:240])}
+    longer = train(margins_lenet.recipe(0, 2), data)
+    shorter = train(margins_lenet.recipe(0, 1), data)
+    assert longer.history.column("loss")[1][0] == shorter.history.column("loss")[1][0]
+    assert (shorter.steps, longer.steps) == (2, 4)

@@ -1,0 +1,270 @@
+"""The page of reproductions is made from the result files, says what was not run, and is the one that is committed."""
+
+import json
+import math
+import re
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ritz.papers import experiments, pages
+from ritz.papers.base import Claim
+from ritz.papers.catalogue import CATALOGUE, Shown
+from ritz.papers.experiment import Experiment, Outcome, Setting, read_claim
+from ritz.papers.experiments import EXPERIMENTS, PAPERS
+from ritz.results import from_samples
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "results"
+SCRIPT = ROOT / "benchmarks" / "reproductions.py"
+
+
+def draw(rows):
+    from matplotlib.figure import Figure
+
+    assert any(row["loss"] == math.inf for row in rows)
+    return Figure(figsize=(1, 1))
+
+
+LENET = Experiment("margins", "lenet", "traces of LeNet", "seed 003, figure 3", None, draw)
+AFFINE = Experiment("margins", "affine", "traces of an affine predictor", "seed 003, figure 2", None)
+LATER = Experiment("damping", "later", "something else", "seed 004, figure 99", None)
+TABLE = (LENET, AFFINE, LATER)
+
+
+def mean(*values):
+    return from_samples("mean", torch.tensor(values))
+
+
+def outcome(experiment, *claims, **setting):
+    common = {"paper": "seed 003", "where": "figure 2", "text": "r"}
+    made = [Claim(**{**common, **claim}) for claim in claims]
+    return Outcome(experiment, Setting(commit="abc1234", **setting), [{"seed": 0, "loss": math.inf}], made, 150.0)
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results"
+    outcome(
+        AFFINE,
+        {"expected": 1.0, "measured": 1.0},
+        {"expected": 1.0, "measured": 0.5, "reference": 0.0, "tolerance": 0.1, "text": "|r|"},
+        {"expected": 0.0, "relation": ">=", "measured": mean(0.1, -0.3, 0.2), "evidence": "word " * 100},
+        {"expected": True, "measured": False},
+        {"expected": 1.0, "measured": math.nan},
+        budget="paper",
+    ).write(folder)  # fmt: skip
+    outcome(LENET, {"expected": 2.0, "measured": mean(1.0, 1.001), "relation": "<="}, budget="short").write(folder)
+    return folder
+
+
+def lines_of(text, start):
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith(start)
+    ]
+
+
+def test_the_page_begins_with_all_experiments_in_the_order_of_the_table(results, tmp_path):
+    pages.write_page(results, tmp_path / "docs", TABLE)
+    text = (tmp_path / "docs" / "reproductions.md").read_text(encoding="utf8")
+    first, second = lines_of(text, "| [")
+    assert first[0] == "[margins lenet](#margins-lenet)"
+    assert second[:4] == ["[margins affine](#margins-affine)", "seed 003, figure 2", "paper", "1"]
+    assert second[5:] == ["abc1234", "2 min", "1", "1", "1", "2"]
+    assert "6 claims of 2 experiments: 2 hold, 1 hold in direction, 1 are refuted, 2 are not decidable." in text
+    for heading in ("## margins: seed 003", "### margins lenet", "### margins affine", "## Not run"):
+        assert heading in text.splitlines()
+
+
+def test_every_claim_has_its_number_its_interval_and_its_verdict(results):
+    text = pages.page(pages.read_results(results, TABLE), TABLE)
+    affine = text[text.index("### margins affine") :]
+    rows = lines_of(affine[: affine.index("## Not run")], "| seed 003")
+    assert [row[2:5] for row in rows] == [
+        ["1", "1", "holds"],
+        ["1 ± 0.1 (> 0)", "0.5", "holds in direction"],
+        ["≥ 0", "0.00 (-0.66 to 0.66)", "**not decidable**"],
+        ["yes", "no", "**refuted**"],
+        ["1", "nan", "**not decidable**"],
+    ]
+    assert rows[1][1] == "\\|r\\|"
+    assert rows[2][5].endswith("word ...")
+    assert len(rows[2][5]) <= pages.EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("measured", "interval", "text"),
+    [
+        (12.345, [12.1, 12.59], "12.35 (12.10 to 12.59)"),
+        (1234.5, [1200.0, 1269.0], "1234 (1200 to 1269)"),
+        (1e-9, [0.5e-9, 1.5e-9], "1e-09 (5e-10 to 1.5e-09)"),
+        (2.0, [2.0, 2.0], "2"),
+        (5.0, ["-inf", "inf"], "5 (-inf to inf)"),
+        ("nan", ["nan", "nan"], "nan (nan to nan)"),
+    ],
+)
+def test_an_interval_is_shown_to_the_digits_that_matter(measured, interval, text):
+    assert pages._measured({"measured": measured, "interval": interval}) == text
+
+
+def test_a_figure_is_drawn_from_the_rows_as_they_were_measured(results, tmp_path):
+    written = pages.write_page(results, tmp_path / "docs", TABLE)
+    assert [path.name for path in written] == ["reproductions_margins_lenet.png", "reproductions.md"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    text = written[1].read_text(encoding="utf8")
+    assert "![traces of LeNet](reproductions_margins_lenet.png)" in text
+    assert text.count("![") == 1
+
+
+def test_what_was_not_run_is_listed_with_the_reason(results):
+    catalogue = (
+        Shown("C1", "margins", "figure 2", "affine", ("margins/affine",)),
+        Shown("C4", "margins", "appendix B.2", "CIFAR-10", reason="not at hand"),
+        Shown("C9", "margins", "figure 9", "nobody has written it", ("margins/nine",)),
+    )
+    text = pages.page(pages.read_results(results, TABLE), TABLE, catalogue)
+    assert lines_of(text[text.index("## Not run") :], "| margins") == [
+        ["margins", "C4", "appendix B.2", "CIFAR-10", "not at hand"],
+        ["margins", "C9", "figure 9", "nobody has written it", "no experiment of it is here"],
+    ]
+    assert lines_of(text, "| damping")[0][-1] == "`ritz reproduce damping later` has no result yet"
+    everything = pages.page(pages.read_results(results, TABLE), TABLE[:2], catalogue[:1])
+    assert "Nothing: all that the papers show is here." in everything
+
+
+def test_many_claims_are_folded_away(tmp_path):
+    outcome(AFFINE, *[{"expected": 1.0, "measured": 1.0}] * (pages.MANY + 1)).write(tmp_path)
+    assert f"<summary>{pages.MANY + 1} claims</summary>" in pages.page(pages.read_results(tmp_path, TABLE), TABLE)
+
+
+def test_a_result_of_an_experiment_that_is_no_more_comes_last(results):
+    outcome(replace(AFFINE, item="aaa")).write(results)
+    assert [result["item"] for result in pages.read_results(results, TABLE)] == ["lenet", "affine", "aaa"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON"])
+def test_a_file_that_is_no_result_is_refused(text, tmp_path):
+    (tmp_path / "margins").mkdir()
+    (tmp_path / "margins" / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=r"x\.json is not a result of `ritz reproduce`"):
+        pages.read_results(tmp_path)
+
+
+def test_a_result_in_the_place_of_another_is_refused(results):
+    (results / "margins" / "affine.json").rename(results / "margins" / "other.json")
+    with pytest.raises(ValueError, match=r"other\.json has the result of margins/affine: results are at PAPER/ITEM"):
+        pages.read_results(results)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"expected": True, "measured": True},
+        {"expected": math.inf, "measured": 1.0, "reference": 0.0},
+        {"expected": 1.0, "measured": math.nan},
+        {"expected": 1.0, "measured": mean(0.5, 0.6, 0.9), "tolerance": 0.5, "relation": ">=", "evidence": "seen"},
+        {"expected": -1.0, "measured": mean(0.5, 0.6, 0.9), "reference": 0.0},
+        {"expected": 1.0, "measured": mean(0.5)},
+    ],
+)
+def test_a_claim_that_is_read_has_the_verdict_that_was_written(fields, tmp_path):
+    outcome(AFFINE, fields).write(tmp_path)
+    (result,) = pages.read_results(tmp_path, TABLE)
+    (claim,) = result["claims"]
+    assert read_claim(claim).verdict == claim["verdict"]
+
+
+# --------------------------------------------------------------------------------------------- the catalogue
+
+
+def test_the_catalogue_has_all_that_was_counted():
+    ids = {(row.paper, row.id) for row in CATALOGUE}
+    assert len(ids) == len(CATALOGUE)
+    for paper, start, last in (("false-friend", "A", 8), ("pac-bayes", "B", 3), ("margins", "C", 7)):
+        assert {(paper, f"{start}{number}") for number in range(1, last + 1)} <= ids
+    figures = " ".join(row.where for row in CATALOGUE if row.paper == "damping" and "figure" in row.where)
+    assert set(map(int, re.findall(r"\d+", figures))) == {1, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+    assert {row.paper for row in CATALOGUE} == set(PAPERS)
+
+
+def test_what_nothing_is_about_has_a_reason():
+    assert all(bool(row.items) != bool(row.reason) for row in CATALOGUE)
+
+
+def test_every_experiment_is_about_something_in_the_catalogue():
+    listed = {item for row in CATALOGUE for item in row.items}
+    assert {f"{one.paper}/{one.item}" for one in EXPERIMENTS} <= listed
+
+
+# -------------------------------------------------------------------------------------------- what is committed
+
+
+@pytest.mark.skipif(not list(RESULTS.glob("*/*.json")), reason="no results are committed")
+def test_the_committed_page_is_what_the_committed_results_give():
+    committed = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf8")
+    assert committed == pages.page(pages.read_results(RESULTS))
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_committed_result_is_small_and_its_verdicts_follow_from_its_numbers(path):
+    assert path.stat().st_size < 1_000_000
+    for claim in json.loads(path.read_text(encoding="utf8"))["claims"]:
+        assert read_claim(claim).verdict == claim["verdict"], claim["text"]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """The script, as it is typed; gives its exit status."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return end.value.code
+
+    return run
+
+
+def test_the_script_goes_on_after_a_failure_and_says_so(script, tmp_path, monkeypatch, capsys):
+    def quick(setting, progress):
+        progress("steps", 1, 1)
+        return [{"seed": 0}], [Claim(paper="seed 003", where="", text="", expected=1.0, measured=setting.seeds)]
+
+    def fail(setting, progress):
+        raise ValueError("no good")
+
+    made = (replace(LENET, run=fail), replace(AFFINE, run=quick))
+    monkeypatch.setattr(experiments, "EXPERIMENTS", made)
+    monkeypatch.setattr(experiments.find, "__defaults__", (None, made))
+    words = ("--budget", "smoke", "--seeds", "3", "--commit", "abc", "--out", tmp_path)
+    assert script(*words) == 1
+    said = capsys.readouterr()
+    assert "ValueError: no good" in said.err
+    assert said.err.endswith("1 of 2 failed: margins/lenet\n")
+    assert "1 refuted" in said.out
+    written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
+    assert (written["claims"][0]["measured"], written["commit"]) == (3, "abc")
+    assert script("--only", "margins/affine", *words) == 0
+    assert "[1 of 1] margins/affine" in capsys.readouterr().out
+
+
+def test_the_script_writes_the_page(script, results, tmp_path):
+    assert script("--page", results, tmp_path / "docs") == 0
+    assert (tmp_path / "docs" / "reproductions.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--only", "margins/nothing"), "margins has no experiment 'nothing'"),
+        (("--only", "nothing"), "no paper is called 'nothing'"),
+        (("--seeds", "1"), "two seeds or more"),
+    ],
+)
+def test_the_script_refuses_what_cannot_be_before_any_work(words, message, script, capsys):
+    assert script(*words) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ritz
+from ritz.papers import mnist_mlp, softmax
+from ritz.papers.experiment import Setting
+from ritz.papers.mnist_mlp import WEIGHT_DECAYS
+
+
+def noise(num: int, width: int = 784, seed: int = 0) -> mnist_mlp.Data:
+    """Images that are not images."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(num, width, generator=g) * 2 - 1, torch.randint(10, (num,), generator=g)
+
+
+def rows(tops: tuple[float, ...], norms: tuple[float, ...] = (30.0, 17.0, 10.0), spread: float = 0.01) -> list[dict]:
+    """Rows of two seeds whose numbers lie about the given ones."""
+    return [
+        {"split": 45_000, "images": 45_000, "seed": seed, "weight_decay": decay, "weight_norm": [norm, 0.0],
+         "lambda_max": [top * (1 + spread * seed), 0.0], "val_accuracy": [93.5 + place / 2 + 0.01 * seed, 0.3]}
+        for seed in (0, 1)
+        for place, (decay, top, norm) in enumerate(zip(WEIGHT_DECAYS, tops, norms, strict=True))
+    ]  # fmt: skip
+
+
+def verdicts(found: list[ritz.papers.base.Claim], *words: str) -> list[str]:
+    return [claim.verdict for claim in found if all(word in claim.text for word in words)]
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("make", [softmax.make_network, mnist_mlp.make_network])
+def test_gradients_of_stacks_are_those_of_autograd(make):
+    X, y = (part.reshape(2, 6, *part.shape[1:]) for part in noise(12))
+    weights = mnist_mlp.starts(make, X, seeds=(3, 5), copies=2)
+    for w in weights.values():
+        w[:, 1] *= 1.5  # else the copies of a seed would be equal
+    found = mnist_mlp.gradients(weights, X, y)
+    model = make(0, X.dtype)
+    for seed in range(2):
+        for copy in range(2):
+            params = {name: w[seed, copy].clone().requires_grad_() for name, w in weights.items()}
+            F.cross_entropy(torch.func.functional_call(model, params, X[seed]), y[seed]).backward()
+            for name, p in params.items():
+                torch.testing.assert_close(found[name][seed, copy], p.grad, rtol=1e-11, atol=1e-14)
+
+
+def test_softmax_regression_is_trained_as_torch_trains_it():
+    data = noise(30)
+    trained = mnist_mlp.train_many(data, [2], [1e-2], epochs=4, batch_size=8, make=softmax.make_network)
+    model = softmax.make_network(2, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-2)
+    for epoch in range(4):
+        optimizer.param_groups[0]["lr"] = mnist_mlp.learning_rate(epoch, 4)
+        for at in mnist_mlp.batch_order(30, 2, epoch).split(8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data[0][at]), data[1][at]).backward()
+            optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(trained.params(2, 1e-2)[name], p.detach(), rtol=1e-11, atol=1e-13)
+
+
+def test_images_of_the_wrong_width_are_refused():
+    with pytest.raises(ValueError, match=r"expected images \(N, 784\)"):
+        mnist_mlp.train_many(noise(4, width=49), [0], [0.0], epochs=1, make=softmax.make_network)
+
+
+# ------------------------------------------------------------------------------------------- measurement
+
+
+def test_stems_have_the_moments_of_the_random_vector():
+    train = noise(20)
+    trained = mnist_mlp.train_many(train, [4], [0.0], epochs=1, make=softmax.make_network)
+    found = softmax.stems(trained, {"seed": 4, "weight_decay": 0.0}, train, num_steps=6)
+    values, weights = (torch.tensor(found[key]) for key in ("ritz_values", "ritz_weights"))
+    risk = ritz.Risk(softmax.make_network(0, torch.float64), torch.nn.CrossEntropyLoss(), train)
+    H = ritz.Hessian(risk.at(trained.params(4, 0.0)))
+    v = H.probes([0], 0, "normal")[0]
+    v = v / v.norm()
+    assert float((weights * values).sum()) == pytest.approx(float(v @ (H @ v)), rel=1e-3)
+    assert float((weights * values**2).sum()) == pytest.approx(float((H @ v).square().sum()), rel=1e-3)
+
+
+def test_only_the_first_seed_has_stems():
+    train = noise(8)
+    trained = mnist_mlp.train_many(train, [4, 5], [0.0], epochs=1, make=softmax.make_network)
+    assert softmax.stems(trained, {"seed": 5, "weight_decay": 0.0}, train) == {}
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def test_numbers_like_the_printed_ones_hold():
+    found = softmax.claims(rows((12.25, 14.16, 15.83), spread=1e-3))
+    assert verdicts(found, "lambda_1", "prediction interval") == ["holds"] * 3
+    assert verdicts(found, "lambda_1", "to 2%") == ["holds"] * 3
+    assert verdicts(found, "lambda_1", "ratio") == ["holds"] * 2
+
+
+def test_other_numbers_are_refuted_and_their_order_may_still_hold():
+    found = softmax.claims(rows((20.0, 20.5, 21.0), spread=1e-3))
+    assert verdicts(found, "lambda_1", "prediction interval") == ["refuted"] * 3
+    assert verdicts(found, "lambda_1", "to 2%") == ["refuted"] * 3
+    assert verdicts(found, "lambda_1", "ratio") == ["holds in direction"] * 2
+
+
+def test_an_order_that_is_the_other_way_round_is_refuted():
+    found = softmax.claims(rows((16.0, 15.0, 14.0), norms=(9.0, 10.0, 11.0)))
+    assert verdicts(found, "lambda_1", "ratio") == ["refuted"] * 2
+    assert verdicts(found, "|w|") == ["refuted"] * 2
+
+
+def test_other_held_out_images_widen_the_interval_of_an_accuracy():
+    claim = next(c for c in softmax.claims(rows((12.0, 14.0, 16.0))) if "accuracy" in c.text)
+    assert claim.tolerance > 12.7 * 0.3  # Student's t for two seeds, times the error of 5,000 images
+
+
+def test_the_smoke_run_goes_all_the_way(monkeypatch):
+    parts = [tuple(part.float() if part.is_floating_point() else part for part in noise(320, seed=s)) for s in range(3)]
+    monkeypatch.setattr(mnist_mlp, "load_mnist", lambda root, device: tuple(parts))
+    said = []
+    found, claims = softmax.run(Setting("smoke"), lambda *what: said.append(what))
+    assert {row["split"] for row in found} == {45_000, 55_000}
+    assert len(found) == 12
+    assert len(claims) == 36
+    assert {claim.paper for claim in claims} == {"seed 000"}
+    assert said
+    assert len(json.dumps(found)) < 300_000
+    assert len(softmax.figure(found).get_axes()) == 4
