@@ -258,6 +258,8 @@ def _abreast(jobs: Sequence[Callable[[], None]], devices: Collection[torch.devic
             job()
         return
     on_gpu = device.type == "cuda"
+    if on_gpu:  # torch loads its solvers at the first call, and fails where two threads make it
+        torch.linalg.eigh(torch.eye(1, device=device))
     current = torch.cuda.current_stream(device) if on_gpu else None
     streams = [torch.cuda.Stream(device) if on_gpu else None for _ in range(most)]
     free: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
