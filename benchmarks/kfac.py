@@ -427,26 +427,29 @@ SAYS = """
 ## What it says
 
 The cells in bold apart, every bar is met in both precisions. A network of this size waits for the host, which
-starts its kernels one by one: SGD takes 5.0 ms, the device being busy for 3.4 of them. So the remedy is the same
+starts its kernels one by one: SGD takes 4.8 ms, the device being busy for 3.4 of them. So the remedy is the same
 everywhere, to record what is done at each step as a CUDA graph and replay it (`ritz.replay`):
 
-- **Penalties.** Eager, a quarter of the batch costs 5.8 steps of SGD in the GGN form and 13 in the Hessian form.
-  Replayed, 1.8 and 3.6. Convolutions are differentiated by forms of their own (`ritz.convolutions`), since torch's
+- **Penalties.** Eager, a quarter of the batch costs 5.6 steps of SGD in the GGN form and 12 in the Hessian form.
+  Replayed, 2.0 and 3.9. Convolutions are differentiated by forms of their own (`ritz.convolutions`), since torch's
   second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs` shares the graph of
   the user's forward pass, which cannot be recorded, and misses its bar: where the host is the bottleneck the call with
   a pass of its own is the faster one.
-- **AutoDamping.** With 8 batches a refresh, 16 products of 64 images and 8 probes: 173 ms beside the 498 of 100 steps
-  of SGD; eager 461. The default is now 4 batches.
-- **KFAC with full eigendecompositions.** 16.9 ms a step, of which 9.0 are eigenvectors (the device is busy with
-  `eigh` for 825 ms of every hundredth step) and 1.7 statistics. The step itself, two products with eigenvectors on
-  either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of the device.
-- **With `refresh="qr"`** eigenvectors are 3.2 ms of an average step of 11.8.
+- **AutoDamping.** With 4 batches a refresh, 8 products of 64 images and 4 probes: 99 ms beside the 480 of 100 steps
+  of SGD; eager 232.
+- **KFAC with full eigendecompositions.** 15.3 ms a step, of which 6.7 are eigenvectors and 1.6 statistics. The step
+  itself, two products with eigenvectors on either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of
+  the device. Five decompositions run beside each other, each on a stream and in a thread of its own, which the profiler
+  below does not see: a step with new eigenvectors takes 692 ms, and took 924 in a run where they followed one another
+  (`benchmarks/results/kfac-a3326dd.json`).
+- **With `refresh="qr"`** such a step takes 181 ms, and took 350: eigenvectors are 1.6 ms of an average step of 9.7.
 
 The device's own work is not hidden by a faster host, so the ratios rise with it. In the tf32 part of an earlier
 run (`benchmarks/results/kfac-30c6c76.json`) SGD took 3.7 ms, near what the device needs for it, and most bars were
 missed: KFAC, whose step was the same and which took 15.9 and 10.0 ms, came to 4.3 and 2.7, penalties to 3.4 and 7.0 on
-the whole batch and 2.5 on a quarter, since made some per cent cheaper, and learned damping to 42 % of SGD. In its
-default part, with SGD at 4.5 ms, all but the quarter's, 2.1, were met by the default calls.
+the whole batch and 2.5 on a quarter, since made some per cent cheaper, and learned damping, of 8 batches then, to 42 %
+of SGD. In its default part, with SGD at 4.5 ms, all but the quarter's, 2.1, were met by the default calls. KFAC has
+become cheaper since, as told above; a penalty on such a host would miss its bar still.
 
 All of it is for models made of torch.nn's modules alone, which are known to do the same at each call. Others run
 eagerly unless `TracePenalty(replay=True)` and `Plan(replay=True)` say that they may be recorded; KFAC's step needs no

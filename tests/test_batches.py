@@ -358,6 +358,7 @@ def test_batches_are_kept_when_they_fit_and_streamed_when_they_do_not(monkeypatc
 def test_views_of_the_users_tensors_take_no_room(monkeypatch):
     monkeypatch.setattr(module, "_room", lambda device: 0)
     assert walk((X, Y)).cached
+    assert walk((X, Y), dtype=X.dtype).cached
     assert not walk((X, Y), dtype=torch.float32).cached
 
 

@@ -29,6 +29,7 @@ ALLOWED = {
     "space": "errors comm",
     "tables": "errors",
     "loggers": "errors tables",
+    "runs": "errors storage tables loggers",
     "replay": "errors",
     "convolutions": "errors",
     "plan": RESULTS,
@@ -45,17 +46,18 @@ ALLOWED = {
     "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators "
     "krylov estimators rmt",
     "transforms": "measures",
+    "doctor": "errors tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
     "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches modes risk "
     "operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} tables loggers models modes reducers space plan losses batches risk operators krylov "
     "estimators rmt measures landscape optim",
-    "report": f"{RESULTS} tables loggers rmt measures landscape papers",
+    "report": f"{RESULTS} tables loggers runs rmt estimators measures landscape papers",
     "integrations": f"{RESULTS} loggers comm space plan losses batches risk operators estimators measures optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
-    "cli": f"{RESULTS} tables loggers plan losses risk operators krylov estimators rmt measures landscape optim papers "
-    "report integrations testing",
+    "cli": f"{RESULTS} tables loggers runs plan losses risk operators krylov estimators rmt measures doctor landscape "
+    "optim papers report integrations testing",
 }
 
 

@@ -22,7 +22,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritz import errors, landscape, loggers, losses, measures, models, operators, optim, rmt, testing, transforms
+    from ritz import (
+        doctor,
+        errors,
+        landscape,
+        loggers,
+        losses,
+        measures,
+        models,
+        operators,
+        optim,
+        report,
+        rmt,
+        runs,
+        testing,
+        transforms,
+    )
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -64,6 +79,7 @@ __all__ = [
     "compare",
     "curvature_noise",
     "diagonal",
+    "doctor",
     "errors",
     "frobenius_norm",
     "landscape",
@@ -76,7 +92,9 @@ __all__ = [
     "models",
     "operators",
     "optim",
+    "report",
     "rmt",
+    "runs",
     "sample_traces",
     "solve",
     "spectrum",
@@ -117,6 +135,7 @@ _HOME = {
     "load": "ritz.storage",
 }
 _SUBMODULES = {
+    "doctor": "ritz.doctor",
     "errors": "ritz.errors",
     "landscape": "ritz.landscape",
     "loggers": "ritz.loggers",
@@ -125,7 +144,9 @@ _SUBMODULES = {
     "models": "ritz.models",
     "operators": "ritz.operators",
     "optim": "ritz.optim",
+    "report": "ritz.report",
     "rmt": "ritz.rmt",
+    "runs": "ritz.runs",
     "testing": "ritz.testing",
     "transforms": "ritz.transforms",
 }

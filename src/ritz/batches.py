@@ -73,11 +73,18 @@ class Batches:
         self.source = _as_iterable(data, batch_size)
         self.trusted = isinstance(self.source, _TensorBatches | list | tuple)  # the same on every walk by construction
         self.ordered: bool | None = True if self.trusted else None  # None: not known before the first walk
-        self.copies = (
-            device.type != "cpu" or dtype is not None or not self.trusted
-        )  # else a kept batch is a view of the user's tensors
+        self.copies = not self._is_in_place()  # else a kept batch is a view of the user's tensors
         self._kept: list[Batch] | None = None
         self._num_samples: int | None = None
+
+    def _is_in_place(self) -> bool:
+        """Whether the data lies on the device already, as the run wants it."""
+        if isinstance(self.source, _TensorBatches):
+            return all(
+                x.device == self.device and (self.dtype in (None, x.dtype) or not x.is_floating_point())
+                for x in self.source.tensors
+            )
+        return self.trusted and self.device.type == "cpu" and self.dtype is None
 
     def __iter__(self) -> Iterator[Batch]:
         self.prepare()
@@ -347,7 +354,8 @@ def _bytes(data: Any) -> int:
 def _room(device: torch.device) -> float:
     """A third of the free memory of the device, in bytes."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] / 3
+        at_hand = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (torch.cuda.mem_get_info(device)[0] + at_hand) / 3
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 3
     except (ValueError, OSError, AttributeError):

@@ -63,14 +63,27 @@ def folder(noise, monkeypatch):
     return root
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: f"{one.paper}-{one.item}")
-def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, folder, tmp_path):
-    seen = []
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One folder for all training runs: what several experiments train is trained once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+# of many runs of a kind that other experiments have too: they take as long as all others together
+LONG = ("table1", "figure11", "figure12-low", "figure12-code", "figure13", "figure14", "stable")
+
+
+def marked(experiment):
+    marks = [pytest.mark.slow] if experiment.paper == "damping" and experiment.item in LONG else []
+    return pytest.param(experiment, id=f"{experiment.paper}-{experiment.item}", marks=marks)
+
+
+@pytest.mark.parametrize("experiment", [marked(one) for one in EXPERIMENTS])
+def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, folder, runs, tmp_path):
     torch.set_default_dtype(torch.float32)  # what a user has
-    outcome = reproduce(experiment, Setting("smoke", folder), lambda *args: seen.append(args))
+    outcome = reproduce(experiment, Setting("smoke", folder, runs=runs))
     assert outcome.claims
     assert all(claim.paper in PAPERS[experiment.paper] for claim in outcome.claims)
-    assert seen
     target = outcome.write(tmp_path)
     written = json.loads(target.read_text(encoding="utf8"))
     assert target == tmp_path / experiment.paper / f"{experiment.item}.json"

@@ -198,6 +198,7 @@ def test_where_noise_is_as_the_paper_says_its_claims_hold():
     assert verdicts(claims, "lemma 2") == {"holds"}
     assert verdicts(claims, "lemma 3", "normal") == {"holds"}
     assert verdicts(claims, "lemma 3", "as 1 / B - 1 / N") == {"holds"}
+    assert verdicts(claims, "section 4.1", "sharp directions") == {"holds"}
     assert verdicts(claims, "theorem 4, equation 7", "kurtosis") == {"holds"}
     assert verdicts(claims, "theorem 4, condition iii") == {"holds"}
     assert verdicts(claims, "section 7.1", "first weights is zero: Tr X^2 / P at B = 128") == {"holds"}

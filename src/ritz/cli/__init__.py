@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
+
+from .specs import Common, CompareSpec, DoctorSpec, MeasureSpec, SpectrumSpec
 
 DESCRIPTION = "The curvature of a neural network's loss: measured matrix-free, with error bars, and put to use."
 
@@ -33,30 +35,77 @@ def _demo(
 
 
 def _reproduce(
-    paper: Positional[str | None] = None,
-    item: Positional[str | None] = None,
+    paper: Annotated[str | None, Positional, arg(metavar="[PAPER]", help_behavior_hint="(without: a list)")] = None,
+    item: Annotated[str | None, Positional, arg(metavar="[ITEM]", help_behavior_hint="(without: all of them)")] = None,
     budget: Literal["smoke", "short", "paper"] = "short",
-    out: Path = Path("results"),
-    data: Path | None = None,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results"),
+    data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: RITZ_DATA)")] = None,
     device: str = "cpu",
-    seeds: int | None = None,
+    seeds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the budget's)")] = None,
+    workers: int = 1,
+    runs: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: nothing is kept)")] = None,
+    slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None,
+    commit: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: git's)")] = None,
 ) -> int:
     """Train what a paper trained, measure what it measured, and print its numbers, ours and the verdicts.
 
-    Without a paper: the list of experiments. Writes OUT/PAPER/ITEM.json.
+    Without a paper: the list of experiments, and what of them is in OUT. Writes OUT/PAPER/ITEM.json.
 
     Args:
-        paper: false-friend, pac-bayes, margins or damping.
-        item: One experiment of it; all of them if not said.
+        paper: false-friend, pac-bayes, margins or damping; or the number of a seed, 000 to 004.
+        item: One experiment of the paper.
         budget: smoke (seconds: does it run?), short (minutes) or paper (as published).
-        out: Folder to write into; made if it is not there.
-        data: Folder with the data sets in torchvision's layout; RITZ_DATA if not said.
+        out: Folder of results; made if it is not there.
+        data: Folder with the data sets in torchvision's layout.
         device: Where to compute, cpu or cuda.
-        seeds: How many, in the place of the budget's own number.
+        seeds: How many.
+        workers: Training runs at a time, each in a process of its own on the same device.
+        runs: Folder in which training runs are kept, resumed after a kill, and not made twice.
+        slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all
+            machines see. Data and measurements stay with this command.
+        commit: Of the code, where git cannot say.
     """
     from .reproduce import run
 
-    return run(paper, item, budget, out, data, device, seeds)
+    return run(
+        paper, item, out, slurm, budget=budget, data=data, device=device, seeds=seeds, workers=workers, runs=runs,
+        commit=commit,
+    )  # fmt: skip
+
+
+def _report(
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: RUN/report.html)")] = None,
+) -> int:
+    """Write a run folder as one HTML page, which opens in any browser and fetches nothing.
+
+    Args:
+        run: Folder of the run, such as ritz-runs/measure-1.
+        out: The page.
+    """
+    from .report import run as report
+
+    return report(run, out)
+
+
+def _run(spec: Common) -> int:
+    """The command whose settings these are."""
+    if isinstance(spec, MeasureSpec):
+        from .measure import run as measure
+
+        return measure(spec)
+    if isinstance(spec, CompareSpec):
+        from .compare import run as compare
+
+        return compare(spec)
+    if isinstance(spec, SpectrumSpec):
+        from .spectrum import run as spectrum
+
+        return spectrum(spec)
+    assert isinstance(spec, DoctorSpec)
+    from .doctor import run as doctor
+
+    return doctor(spec)
 
 
 def _version() -> int:
@@ -71,7 +120,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command given as words, those of the process by default, and return its exit status."""
     app = tyro.extras.SubcommandApp()
     app.command(name="demo")(_demo)
+    app.command(name="measure")(MeasureSpec)
+    app.command(name="compare")(CompareSpec)
+    app.command(name="spectrum")(SpectrumSpec)
+    app.command(name="doctor")(DoctorSpec)
     app.command(name="reproduce")(_reproduce)
+    app.command(name="report")(_report)
     app.command(name="version")(_version)
-    status: int = app.cli(prog="ritz", description=DESCRIPTION, args=args)
-    return status
+    typed: int | Common = app.cli(prog="ritz", description=DESCRIPTION, args=args)
+    return _run(typed) if isinstance(typed, Common) else typed

@@ -1,41 +1,36 @@
 """`ritz demo`: what is typed, shown and written; the study itself is in ritz.papers.digits."""
 
-import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from .screen import INTERRUPTED, PLAIN_WIDTH, cell, new_console, reporting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..papers import digits
-    from ..results import Estimate
 
-PLAIN_WIDTH = 100  # of a table that goes to a file or a pipe
+__all__ = ["INTERRUPTED", "PLAIN_WIDTH", "cell", "run"]
+
 NOTE = (
     "± one standard error: of the digits for the gaps, of the probes for what comes from the Hessian H of the training "
     "loss; + to the end of a one-sided 95 % interval. a (eq. 7) = Tr H + ‖w‖²/2, a (tabulated) = ‖w‖/2 + Tr H / P."
 )
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def run(out: Path, seed: int, epochs: int, device: str) -> int:
     """The whole command; returns the exit status."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    console = new_console()
     start = time.perf_counter()
     try:
-        with _shown(console) as progress:
+        with reporting(console) as progress:
             progress("loading torch and scikit-learn", 0.0)
             try:
                 settings = _prepared(out, seed, epochs, device)
@@ -88,25 +83,6 @@ def _write(found: "digits.Study", figure: "Figure", out: Path) -> list[str]:
     return ["demo.png", "table.json", f"{len(found.rows)} spectra (ritz.load reads them)"]
 
 
-@contextmanager
-def _shown(console: Console) -> "Iterator[digits.Progress]":
-    """Progress as a bar on a terminal, as one line for each stage elsewhere."""
-    if not console.is_terminal:
-        seen: set[str] = set()
-
-        def line(text: str, part: float) -> None:
-            if text not in seen:
-                seen.add(text)
-                print(text, flush=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda text, part: bar.update(task, description=text, completed=part)
-
-
 def _print(console: Console, found: "digits.Study") -> None:
     """The table, measures down and solutions across, and the findings."""
     from ..papers import digits
@@ -132,20 +108,3 @@ def _print(console: Console, found: "digits.Study") -> None:
     console.print(table)
     for sentence in digits.findings(found):
         console.print(f"\n{sentence}")
-
-
-def cell(estimate: "Estimate") -> str:
-    """A value to the digits its error allows, five at most; an eigenvalue, known from below, with its bound above."""
-    value, error, sign = float(estimate.value), float(estimate.stderr), "±"
-    if estimate.bracket is not None:
-        error, sign = float(estimate.interval()[1]) - value, "+"
-    if not error > 0 or not math.isfinite(error):
-        return f"{value:#.4g}"
-    size = math.floor(math.log10(error))
-    places = max(-size + (error < 2 * 10.0**size), 0)
-    most = max(4 - math.floor(math.log10(max(abs(value), error))), 0)
-    if places > most and error < 0.5 * 10.0**-most:
-        return f"{value:.{most}f}{sign}{error:.0e}"
-    places = min(places, most)
-    value = round(value, places) + 0.0  # no minus before a zero
-    return f"{value:.{places}f}{sign}{error:.{places}f}"

@@ -164,13 +164,10 @@ class Audit:
         return ax
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained page: the table and the figure."""
-        from ..report.page import Page
+        """Write one self-contained page: what moved, and by how much; see `ritz.report`."""
+        from ..report import build
 
-        page = Page("What moves when the function does not", " ".join(self.findings()))
-        page.add(self.table())
-        page.draw(lambda: self.plot().figure)
-        return page.write(path)
+        return build(self).write(path)
 
     def __str__(self) -> str:
         return "\n".join([str(self.table()), *self.findings()])

@@ -188,13 +188,10 @@ class Comparison(Mapping[str, Ranking]):
         return self.table().to_html()
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained page: the table and the values with their intervals."""
-        from ..report.page import Page
+        """Write one self-contained page: the ranking and the values with their intervals; see `ritz.report`."""
+        from ..report import build
 
-        page = Page(f"{len(self.measurements)} solutions compared", "; ".join(self.notes))
-        page.add(self.table())
-        page.draw(self.plot)
-        return page.write(path)
+        return build(self).write(path)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)

@@ -124,15 +124,10 @@ class Measurement(Mapping[str, Estimate]):
         return self.table().to_html()
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained page: the table, the spectrum and the margins. Figures need matplotlib."""
-        from ..report.page import Page
+        """Write one self-contained page: the measures, the spectrum, the margins; see `ritz.report`."""
+        from ..report import build
 
-        page = Page(f"Measures of {self.model}", self.convention)
-        page.add(self.table())
-        page.draw(self.plot)
-        if any(e.parts for e in self.estimates.values()):
-            page.add(self.layers(), "Layer by layer")
-        return page.write(path)
+        return build(self).write(path)
 
     def plot(self) -> "Figure":
         """The spectral density and the distribution of margins, where they were measured."""

@@ -12,9 +12,19 @@ from . import (
     damping_cifar_figure,
     logistic_damping,
     logistic_damping_claims,
+    margins_batch,
+    margins_batch_figure,
+    margins_classes,
+    margins_lenet,
+    margins_scaling,
+    margins_timing,
     mnist_mlp,
     mnist_mlp_claims,
+    softmax,
+    stability,
+    subsampling,
     trace_penalty,
+    weight_norms,
 )
 from .base import Claim
 from .data.images import load_images
@@ -78,12 +88,20 @@ def _vgg16(item: str, title: str, where: str) -> Experiment:
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("false-friend", "mlp", "the network of 9,960 parameters on MNIST", "seed 000, figure 2", _mlp),
+    Experiment(
+        "false-friend", "softmax", "softmax regression on MNIST at three weight decays", "seed 000, figure 1",
+        softmax.run, softmax.figure,
+    ),
     _decays("false-friend", "allcnn", "All-CNN-C on CIFAR-100 at three weight decays", "seed 000, figure 3"),
     _decays("false-friend", "preresnet", "PreResNet on CIFAR-100 at three weight decays", "seed 000, figure 4"),
     _decays("false-friend", "wideresnet", "WideResNet, BatchNorm in both modes", "seed 000, figures 5 and 8"),
     Experiment(
         "false-friend", "vgg-gadam", "VGG-16 with BatchNorm by SGD and by Gadam", "seed 000, figure 6",
         cifar_spectra.run_optimisers, cifar_spectra_figure.figure,
+    ),
+    Experiment(
+        "false-friend", "stability", "learning rates, lambda_1 and Ritz values", "seed 000, section 4 and theorem 2",
+        stability.run, stability.figure,
     ),
     Experiment("pac-bayes", "mlp", "the same network, at three weight decays", "seed 002, table 1", _mlp),
     _decays("pac-bayes", "allcnn", "All-CNN-C on CIFAR-100: the metric and its parts", "seed 002, tables 2 and 3"),
@@ -93,7 +111,35 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "pac-bayes", "penalty", "does a trace penalty help?", "seed 002, tables 7 and 8", trace_penalty.run,
         cifar_spectra_figure.figure,
     ),
+    Experiment(
+        "pac-bayes", "subsampling", "moments and log-determinants of sub-samples", "seed 002, figure 2 and section 4.2",
+        subsampling.run, subsampling.figure,
+    ),
+    Experiment(
+        "pac-bayes", "weight-norms", "norm and test error at eight weight decays", "seed 002, figure 1c",
+        weight_norms.run, weight_norms.figure,
+    ),
     Experiment("margins", "affine", "Hessian traces of an affine predictor", "seed 003, figure 2", _affine),
+    Experiment(
+        "margins", "lenet", "Hessian traces of samples against margins, LeNet along training", "seed 003, figure 3",
+        margins_lenet.run, margins_lenet.figure,
+    ),
+    Experiment(
+        "margins", "batches", "small against large batches, network F1", "seed 003, section 4 and appendix B.1",
+        margins_batch.run, margins_batch_figure.figure,
+    ),
+    Experiment(
+        "margins", "classes", "outliers against number of classes", "seed 003, section 6", margins_classes.run,
+        margins_classes.figure,
+    ),
+    Experiment(
+        "margins", "scaling", "T_alpha on a trained network", "seed 003, section 5", margins_scaling.run,
+        margins_scaling.figure,
+    ),
+    Experiment(
+        "margins", "timing", "traces of samples against margins: what they cost", "seed 003, section 3.2.1",
+        margins_timing.run, margins_timing.figure,
+    ),
     Experiment("damping", "logistic", "LanczosOPT on softmax regression", "seed 004, figures 4 to 6", _logistic),
     _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
     _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),

@@ -93,9 +93,9 @@ def _images(setting: Setting, split: Any) -> Data:
 
 def _dense(setting: Setting, train: Data, progress: Progress) -> Rows:
     """The small network, a row for each seed, state and measure."""
-    num = setting.pick(32, 1024, 2048)
+    num = setting.pick(20, 1024, 2048)
     X, y = train
-    model, optimizer = partial(small, width=setting.pick(4, 8, 8)), partial(on_parameters, kind=torch.optim.SGD, lr=0.1)
+    model, optimizer = partial(small, width=setting.pick(3, 8, 8)), partial(on_parameters, kind=torch.optim.SGD, lr=0.1)
     recipes = {
         f"dense, seed {seed}": Recipe(
             name="small network, SGD", model=model, optimizer=partial(optimizer, momentum=0.9),

@@ -31,24 +31,24 @@ def _first_weights(rows: Sequence[Row]) -> list[Claim]:
     flat = summary(summary(rows, kind="run"), arm="flat")
     start, end = ([row[state]["noise"] for row in flat] for state in ("start", "end"))
     network = first[0]["network"]
-    text = "the variance of the Hessian at the first weights is zero: Tr X^2 / P at B = 128, "
+    text = "the variance of the Hessian at the first weights is zero: Tr X^2 / P at B = {}, {}"
     dense = summary(rows, kind="dense")
     middle = dense[0]["spikes"]["size"]
     before, after = ([row["spikes"]["s2"] for row in summary(dense, state=state)] for state in ("start", "trained"))
     claim = partial(_claim, expected=LEAST_DAMPING, relation="<=")
     return [
         claim(
-            text=text + network, measured=mean([row["noise"] for row in first]),
+            text=text.format(128, network), measured=mean([row["noise"] for row in first]),
             evidence=f"{len(first)} seeds, batches of {first[0]['measured_at']} scaled to 128; beside the smallest "
             f"damping of the paper's grid. Not divided by P = {first[0]['params']:,}, Tr X^2 is "
             f"{mean([row['noise'] * row['params'] for row in first]).value:.2g}.",
         ),
         claim(
-            text=text + "11,018 parameters", measured=mean(start),
+            text=text.format(128, "11,018 parameters"), measured=mean(start),
             evidence=f"{len(start)} seeds, 16 batches and 4 probes. After training it is {mean(end).value:.2g}.",
         ),
         claim(
-            text=f"{text}{dense[0]['params']:,} parameters".replace("128", str(middle)), measured=min(before),
+            text=text.format(middle, f"{dense[0]['params']:,} parameters"), measured=min(before),
             evidence=f"From all of X; the smallest of {len(before)} seeds. In the mean it is "
             f"{mean(before).value:.2g}, and {mean(after).value:.2g} after training.",
         ),
@@ -66,9 +66,9 @@ def _diverged(runs: Sequence[Row]) -> list[Claim]:
             text="once a network has diverged the variance of the Hessian is zero: largest "
             "Tr X^2 / P of runs that ended with the loss of a guess", expected=LEAST_DAMPING, relation="<=",
             measured=max(values, default=math.nan),
-            evidence=f"SGD at a rate of 0.8 on 11,018 parameters: of {len(mine)} runs {len(ended)} ended so, {lost} "
-            f"were lost; {sum(value == 0 for value in values)} of these have exactly 0. Where all units are dead the "
-            "outputs are the last biases alone, and H is the same for all samples.",
+            evidence=f"SGD at a rate of 0.8 on 11,018 parameters: of {len(mine)} runs {len(ended)} ended so, "
+            f"{sum(value == 0 for value in values)} of them with exactly 0, and {lost} in numbers that are none. Where "
+            "all units are dead the outputs are the last biases alone, and H is the same for all samples.",
         )
     ]  # fmt: skip
 
@@ -99,7 +99,8 @@ def _gap(runs: Sequence[Row]) -> list[Claim]:
         _claim(
             text=f"ratio of mean learned dampings, gap {often} over gap {seldom}", expected=1.0,
             tolerance=0.1, measured=ratio,
-            evidence=f"{seen} Means over steps, the start value until the first refresh included.",
+            evidence=f"{seen} Means over steps, the start value until the first refresh included: it comes at step "
+            f"{often} or {seldom}, and the moving average, 0.7 at each refresh, spans as many times more steps.",
         ),
     ]  # fmt: skip
 

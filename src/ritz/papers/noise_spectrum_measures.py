@@ -81,10 +81,13 @@ def _gram(blocks: Tensor) -> Tensor:
     return (flat @ flat.T).cpu()
 
 
-def _level(gram: Tensor, each: int, key: object, draws: int = 50) -> float:
+def _level(gram: Tensor, each: int, key: object, draws: int = 1000) -> float:
     """The mean of Tr X^2 over batches of so many blocks, from many orders: that of all pairs within a batch."""
-    groups = [picked for draw in range(draws) for picked in _groups(len(gram), each, (key, draw))]
-    return math.fsum(float(gram[picked][:, picked].mean()) for picked in groups) / len(groups)
+    total = 0.0
+    for draw in range(draws):
+        rows = torch.stack(_groups(len(gram), each, (key, draw)))  # (batches, each)
+        total += float(gram[rows[:, :, None], rows[:, None, :]].mean())
+    return total / draws
 
 
 def shape(values: Tensor) -> dict[str, float]:

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting
 from .mnist_mlp import WEIGHT_DECAYS, Trained
 from .mnist_mlp_claims import plain, prediction_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SPLITS = (45_000, 55_000)  # images to train on; the last 5,000 of the 60,000 are held out
 PRINTED = {"lambda_max": ("12.26", "14.17", "15.84"), "val_accuracy": ("93.48", "94", "94.08")}  # by weight decay
@@ -184,7 +187,7 @@ def _mean(values: Sequence[float]) -> Estimate:
     return from_samples("mean over seeds", torch.tensor(values, dtype=torch.float64))
 
 
-def figure(rows: Rows) -> Any:
+def figure(rows: Rows) -> "Figure":
     """Stem plots as in figure 1, and lambda_1 of every seed beside the printed one."""
     from .softmax_figure import draw
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting
 from .mnist_mlp import Make, batch_order, gradients, learning_rate, starts, update
 from .stability_noise import HessianVariance, top_ritz_value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NETWORKS: dict[str, Make] = {"MLP": mnist_mlp.make_network, "softmax": softmax.make_network}
 
@@ -165,7 +168,14 @@ def _look_at_noise(row: dict[str, Any], risk: Risk, lanczos_steps: int) -> None:
 
 
 def falling(data: Data, seeds: Sequence[int], epochs: int) -> Rows:
-    """The MLP trained as the papers train it, at a rate that falls by 100: lambda_1 where it ends."""
+    """The MLP trained as the papers train it, at a rate that falls by 100: lambda_1 where it ends.
+
+    Example:
+        >>> X, y = torch.linspace(-1, 1, 20 * 784).reshape(20, 784), torch.arange(20) % 10
+        >>> (row,) = falling((X, y), seeds=[0], epochs=10)
+        >>> row["first rate"] / row["rate"]
+        100.0
+    """
     trained = mnist_mlp.train_many(data, seeds, (0.0,), epochs=epochs)
     model = mnist_mlp.make_network(0, data[0].dtype).to(data[0].device)
     risk = Risk(model, nn.CrossEntropyLoss(), data, batch_size=5000)
@@ -193,7 +203,7 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def figure(rows: Rows) -> Any:
+def figure(rows: Rows) -> "Figure":
     """lambda_1 over its bound along training, a panel for each way to train."""
     from .stability_figure import draw
 

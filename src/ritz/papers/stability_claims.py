@@ -12,6 +12,10 @@ from .base import Claim
 
 SEED = "seed 000"
 NOTE = "section 4, note on the learning rate"
+EDGE = (
+    "The bound is of where training can stand still, not of the way there: lambda_1 comes to it, overshoots and is "
+    "thrown back (the edge of stability of Cohen et al., 2021), until the loss is small and with it H"
+)
 TIGHT = 0.15  # a bound is tight where it is met to 15 %
 Row = Mapping[str, Any]
 
@@ -101,7 +105,7 @@ def _whole(own: Sequence[Row]) -> list[Claim]:
         ),
         Claim(
             text=f"{name}: on the way too, largest lambda_1 / ({what}) is at most 1", expected=1.0, relation="<=",
-            measured=_mean([peak(row) / limit for row in own]), **about,
+            measured=_mean([peak(row) / limit for row in own]), **(about | {"evidence": f"{seen}. {EDGE}"}),
         ),
         Claim(
             text=f"{name}: the bound is tight: median lambda_1 / ({what}) of the second half", expected=1.0,
@@ -205,9 +209,11 @@ def _theorem(rows: Sequence[Row]) -> list[Claim]:
             "smallest": "the smallest, with angle and gap of its own end",
             "smallest as printed": "the smallest, with angle and gap of lambda_1 as in equation 17",
         }
+        crowded = ". The bottom of the spectrum is crowded and met later than the gap at the top would have it"
         for key, text in texts.items():
             if key not in own[0]:
                 continue
             breaches = sum(row[key] for row in own)
-            found.append(Claim(text=f"{network}, {text}: how often not", measured=float(breaches), **about))
+            more = {"evidence": seen + crowded} if key == "smallest as printed" else {}
+            found.append(Claim(text=f"{network}, {text}: how often not", measured=float(breaches), **(about | more)))
     return found

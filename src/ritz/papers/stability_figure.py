@@ -42,7 +42,7 @@ def _ratios(ax: "Axes", rows: Rows, shades: Any) -> None:
     rates = sorted({row["rate"] for row in rows})
     first = rows[0]["seed"]
     for row in rows:
-        ratio = [x / edge(row) for x in row["lambda_max"]]
+        ratio = [float(x) / edge(row) for x in row["lambda_max"]]  # a file has "nan" as text
         label = f"a = {row['rate']:g}" if row["seed"] == first else None
         ax.plot(row["step"], ratio, color=shades[rates.index(row["rate"])], lw=1, label=label)
     ax.axhline(1, color="#999999", lw=0.8)

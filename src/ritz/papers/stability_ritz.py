@@ -76,7 +76,7 @@ def extremes(
     largest = torch.stack([values[:, -1] for values in blocks], 1)  # (starts, steps)
     smallest = torch.stack([values[:, 0] for values in blocks], 1)
     unit = starts / starts.norm(dim=1, keepdim=True)
-    up = bound(unit @ top.vectors[:, 0], ends[0], ends[1], ends[3], num_steps)
+    up = bound((unit @ top.vectors[:, 0]).cpu(), ends[0], ends[1], ends[3], num_steps)
     slack = ROUND_OFF * abs(ends[0])
     found: dict[str, Any] = {
         "lambda": [float(f"{x:.7g}") for x in ends], "residual": float(top.residuals.max()),
@@ -87,7 +87,7 @@ def extremes(
         "steps to 1 %": _first((ends[0] - largest) / ends[0]), "steps to 1 %, allowed": _first(up / ends[0]),
     }  # fmt: skip
     if bottom is not None:
-        down = bound(unit @ bottom.vectors[:, 0], ends[3], ends[2], ends[0], num_steps)
+        down = bound((unit @ bottom.vectors[:, 0]).cpu(), ends[3], ends[2], ends[0], num_steps)
         own = (smallest < ends[3] - slack) | (smallest > ends[3] + down + slack)
         found |= {"smallest": int(own.sum()), "smallest as printed": int((smallest > ends[3] + up + slack).sum())}
     return found

@@ -1,5 +1,6 @@
 """The figure of the sub-sampling study: figure 2 of seed 002 against the size of the batch, and log-determinants."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,23 +49,38 @@ def _moments(ax: "Axes", rows: Rows, key: str) -> None:
             law = [statistics.fmean(1 + row["variance"] / row["size"] / row["whole square"] for row in g) for g in at]
             ax.plot(sizes, law, "--", color=color, label=f"1 + V / B Tr {name}²")
     ax.axhline(1, color="#999999", lw=0.8)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("images in a batch")
+    if key == "square":
+        ax.set_yscale("log")
+    _sizes(ax, sorted({row["size"] for row in rows}), "images in a batch")
     ax.legend(frameon=False, fontsize=8)
+
+
+def _sizes(ax: "Axes", sizes: list[int], label: str) -> None:
+    """A logarithmic axis with the sizes that there are."""
+    ax.set_xscale("log")
+    ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    ax.xaxis.minorticks_off()
+    ax.set_xlabel(label)
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation of those that are numbers; NaN where there are not two."""
+    kept = [x for x in values if math.isfinite(x)]
+    return (statistics.fmean(kept), statistics.stdev(kept)) if len(kept) > 1 else (math.nan, math.nan)
 
 
 def _errors(ax: "Axes", rows: Rows) -> None:
     """Mean relative error by size with the standard deviation over sub-samples; what is far off the axis is cut."""
     sizes = sorted({row["size"] for row in rows})
     for place, name in enumerate(METHODS):
-        groups = [[x / row["truth"] for row in rows if row["size"] == s for x in row["errors"][name]] for s in sizes]
-        means = [statistics.fmean(group) for group in groups]
-        bars = [statistics.stdev(group) for group in groups]
+        found = [
+            _spread([float(x) / row["truth"] for row in rows if row["size"] == s for x in row["errors"][name]])
+            for s in sizes  # a file has "nan" as text
+        ]
+        means, bars = zip(*found, strict=True)
         ax.errorbar([s * 1.04 ** (place - 2) for s in sizes], means, bars, fmt="o-", ms=4, capsize=2, label=name)
     ax.axhline(0, color="#999999", lw=0.8)
-    ax.set_xscale("log")
     ax.set_ylim(-1, 1)
-    ax.set_xlabel("images in a sub-sample")
+    _sizes(ax, sizes, "images in a sub-sample")
     ax.set_ylabel("error over log |G / d + I|")
     ax.legend(frameon=False, fontsize=7)

@@ -95,27 +95,39 @@ def corrected(R: Tensor, shift: float) -> dict[str, float]:
         >>> {round(value, 5) for value in corrected(R, 1.0).values()} == {round(3 * math.log(2.0), 5)}
         True
     """
-    num, _, dim = R.shape
-    if num < 4 or num % 4:
-        raise ValueError(f"a sub-sample is cut into quarters: its size must be a multiple of 4, got {num}")
-    whole = _gram(R)
-    values = [_log_determinant(whole, shift, dim)]
-    values += [sum(log_determinant(part, shift) for part in R.split(num // q)) / q for q in (2, 4)]
-    first, second = float(whole.diagonal().sum()), float(whole.square().sum())
-    halves = [part.flatten(0, 1).double() for part in R.split(num // 2)]
-    unbiased = float((halves[0] @ halves[1].mT).square().sum()) / (num // 2) ** 2  # Tr G_1 G_2
-    mean = first / dim
-    shrunk = math.sqrt(max(unbiased - dim * mean**2, 0.0) / max(second - dim * mean**2, 1e-300))
-    shrunk = min(shrunk, 1.0)
-    inverse = torch.linalg.inv(_shifted(whole, shift))
-    resolvent = float(inverse.diagonal().sum()) + (dim - len(whole)) / shift
-    return {
-        "none": values[0],
-        "two moments": _log_determinant(shrunk * whole, shift + (1 - shrunk) * mean, dim),
-        "isotropic noise": values[0] + 0.5 * max(second - unbiased, 0.0) * (resolvent / dim) ** 2,
-        "1 / B": 2 * values[0] - values[1],
-        "1 / (B + b)": extrapolate(values[0], values[1], values[2]),
-    }
+    return _SubSample(R).corrected(shift)
+
+
+class _SubSample:
+    """The Gram matrices of a sub-sample, its halves and its quarters, which serve every shift."""
+
+    def __init__(self, R: Tensor) -> None:
+        num, _, self.dim = R.shape
+        if num < 4 or num % 4:
+            raise ValueError(f"a sub-sample is cut into quarters: its size must be a multiple of 4, got {num}")
+        self.grams = [[_gram(part) for part in R.split(num // q)] for q in (1, 2, 4)]
+        whole = self.grams[0][0]
+        first, second = (part.flatten(0, 1).double() for part in R.split(num // 2))
+        unbiased = float((first @ second.mT).square().sum()) / (num // 2) ** 2  # Tr G_1 G_2
+        square = float(whole.square().sum())
+        self.mean, self.excess = float(whole.diagonal().sum()) / self.dim, max(square - unbiased, 0.0)
+        spread = self.dim * self.mean**2
+        self.shrunk = min(math.sqrt(max(unbiased - spread, 0.0) / max(square - spread, 1e-300)), 1.0)
+
+    def corrected(self, shift: float) -> dict[str, float]:
+        """By each of `METHODS`."""
+        values = [sum(_log_determinant(gram, shift, self.dim) for gram in grams) / len(grams) for grams in self.grams]
+        whole = self.grams[0][0]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(_shifted(whole, shift)))
+        resolvent = float(inverse.diagonal().sum()) + (self.dim - len(whole)) / shift
+        drawn_in = shift + (1 - self.shrunk) * self.mean
+        return {
+            "none": values[0],
+            "two moments": _log_determinant(self.shrunk * whole, drawn_in, self.dim),
+            "isotropic noise": values[0] + 0.5 * self.excess * (resolvent / self.dim) ** 2,
+            "1 / B": 2 * values[0] - values[1],
+            "1 / (B + b)": extrapolate(values[0], values[1], values[2]),
+        }
 
 
 def extrapolate(whole: float, half: float, quarter: float) -> float:
@@ -149,12 +161,18 @@ def _shifted(gram: Tensor, shift: float) -> Tensor:
 
 @full_precision()
 def study(
-    params: Params, data: Data, sizes: Sequence[int], levels: Sequence[float], repeats: int, seed: int,
+    params: Params, data: Data, sizes: Sequence[int], levels: Sequence[float], repeats: int, seed: int
 ) -> Rows:  # fmt: skip
     """Errors of every method on sub-samples of every size, at shifts that are `levels` of lambda_1.
 
     Returns:
         For each size and level the truth, log |G / d + I|, and for each method its errors over the sub-samples.
+
+    Example:
+        >>> params = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
+        >>> (row,) = study(params, (torch.ones(6, 1), torch.arange(6)), sizes=[4], levels=[1.0], repeats=2, seed=0)
+        >>> round(row["truth"], 4) == round(math.log(2.0), 4), row["errors"]["none"]  # all images alike
+        (True, [0.0, 0.0])
     """
     X = data[0]
     dim = sum(p.numel() for p in params.values())
@@ -163,19 +181,21 @@ def study(
         flat = roots(params, part).flatten(0, 1)
         whole += (flat.mT @ flat) / len(X)
     top = float(torch.linalg.eigvalsh(whole)[-1])
+    shifts = {level: level * top for level in levels}
+    truths = {level: _log_determinant(whole, shift, dim) for level, shift in shifts.items()}
     rows: Rows = []
-    for level in levels:
-        shift = level * top
-        truth = _log_determinant(whole, shift, dim)
-        for size in sizes:
-            errors: dict[str, list[float]] = {name: [] for name in METHODS}
-            for repeat in range(repeats):
-                drawn = random_uniform(size, ("sub-sample", seed, size, repeat), X.device).mul(len(X)).long()
-                for name, value in corrected(roots(params, X[drawn]), shift).items():
-                    errors[name].append(float(f"{value - truth:.5g}"))
-            rows.append({
-                "kind": "logdet", "seed": seed, "dim": dim, "images": len(X), "size": size, "level": level,
-                "lambda_max": float(f"{top:.6g}"), "truth": float(f"{truth - dim * math.log(shift):.6g}"),
-                "errors": errors,
-            })  # fmt: skip
+    for size in sizes:
+        errors = {level: {name: [0.0] * repeats for name in METHODS} for level in levels}
+        for repeat in range(repeats):
+            drawn = random_uniform(size, ("sub-sample", seed, size, repeat), X.device).mul(len(X)).long()
+            sample = _SubSample(roots(params, X[drawn]))
+            for level, shift in shifts.items():
+                for name, value in sample.corrected(shift).items():
+                    errors[level][name][repeat] = float(f"{value - truths[level]:.5g}")
+        rows += [
+            {"kind": "logdet", "seed": seed, "dim": dim, "images": len(X), "size": size, "level": level,
+             "lambda_max": float(f"{top:.6g}"), "errors": errors[level],
+             "truth": float(f"{truths[level] - dim * math.log(shifts[level]):.6g}")}
+            for level in levels
+        ]  # fmt: skip
     return rows

@@ -1,35 +1,65 @@
-"""One self-contained HTML page: tables and figures, nothing fetched from elsewhere."""
+"""One self-contained HTML page: text, tables, charts and figures in sections. Nothing is fetched from elsewhere.
 
+Style sheet and scripts are files of this package, written into the page, and a Content-Security-Policy allows these by
+their hash and nothing else: no other script, no style attribute, no request. Data is JSON in a script element that no
+browser runs, with "<" escaped.
+"""
+
+import base64
+import hashlib
 import html
 import io
+import json
 import os
-from collections.abc import Callable
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..tables import Table
+from .charts import Chart
+from .markup import Markup, element, joined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
-_STYLE = """
-:root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 18%, transparent); }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-caption { text-align: left; padding-bottom: 0.5rem; }
-th, td { text-align: left; vertical-align: top; padding: 0.25rem 0.8rem 0.25rem 0; }
-tr { border-bottom: 1px solid var(--line); }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-td:first-child { font-family: ui-monospace, monospace; white-space: nowrap; }
-figure { margin: 1.5rem 0; } figure svg { max-width: 100%; height: auto; background: white; }
-footer { margin-top: 3rem; font-size: 0.8rem; opacity: 0.7; }
-"""
+SCRIPTS = ("scales.js", "drawing.js", "charts.js", "page.js")
+_MOON = Markup(
+    '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 0a8 8 0 1 0 0 16A8 8 0 0 0 8 0zm0 1.8v12.4a6.2 6.2 0 0 1 '
+    '0-12.4z"/></svg>'
+)
+
+_GENERATOR = '<meta name="generator" content="ritz report">'  # by which a page is known again
+
+Block = str | Markup | Table | Chart | Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page, with its place in the contents.
+
+    Attributes:
+        title: Its heading.
+        blocks: Paragraphs (text), markup, tables, charts, and lists of charts that stand side by side.
+        short: Its name in the contents, where the heading is long.
+
+    Example:
+        >>> page = Page("Two numbers")
+        >>> page.append(Section("Sums", ["1 + 1 < 3", Table(("sum",), [("2",)])]))
+        >>> "<h2>Sums</h2><p>1 + 1 &lt; 3</p>" in page.to_html()
+        True
+    """
+
+    title: str
+    blocks: Sequence[Block] = field(default_factory=tuple)
+    short: str = ""
 
 
 class Page:
-    """A title, and tables and figures in the order in which they are added.
+    """A title and sections in the order in which they are added.
 
     Example:
         >>> page = Page("Measures", "mean over 10 samples")
@@ -40,45 +70,157 @@ class Page:
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self.title, self.subtitle = title, subtitle
-        self.blocks: list[str] = []
+        self.sections: list[Section] = []
+
+    def append(self, section: Section) -> None:
+        """A section at the end."""
+        self.sections.append(section)
 
     def add(self, table: Table, heading: str = "") -> None:
-        """A table, under a heading of its own if one is given."""
-        self.blocks.append(f'{_heading(heading)}<div class="scroll">{table.to_html()}</div>')
+        """A table of one's own, under a heading if one is given."""
+        self.append(Section(heading, [table]))
 
     def draw(self, plot: "Callable[[], Figure | SubFigure]", heading: str = "") -> None:
-        """The figure that `plot` makes, as SVG; without matplotlib a line that says so."""
+        """The matplotlib figure that `plot` makes, as a picture; without matplotlib a line that says so."""
         try:
             figure = plot()
         except ImportError as error:
-            self.blocks.append(f"<p>{html.escape(str(error))}</p>")
+            self.append(Section(heading, [str(error)]))
             return
         text = io.StringIO()
         figure.figure.savefig(text, format="svg")
-        svg = text.getvalue()
-        self.blocks.append(f"{_heading(heading)}<figure>{svg[svg.index('<svg') :]}</figure>")
+        data = base64.b64encode(text.getvalue().encode()).decode()
+        picture = Markup(f'<img alt="{html.escape(heading or self.title)}" src="data:image/svg+xml;base64,{data}">')
+        self.append(Section(heading, [element("figure", picture)]))
 
     def to_html(self) -> str:
         """The page as text."""
+        charts: list[Chart] = []
+        keys = self._keys()
+        body = joined(*(_section(*pair, charts) for pair in zip(self.sections, keys, strict=True)))
+        style, script = _static("page.css"), "\n".join(_static(name) for name in SCRIPTS)
+        specs = [chart.spec(f"ritz-chart-{place}") for place, chart in enumerate(charts)]
+        title = html.escape(self.title)
+        return (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'{_GENERATOR}\n<meta name="referrer" content="no-referrer">\n<title>{title}</title>\n'
+            f'<style>{style}</style>\n<script type="application/json" id="ritz-charts">{as_json(specs)}</script>\n'
+            f"<script>{script}</script>\n</head>\n<body>{self._frame(body, keys)}</body>\n</html>\n"
+        )
+
+    def _keys(self) -> list[str]:
+        """A name for each section within the page, no two the same; none begins as those of the page itself do."""
+        keys: list[str] = []
+        for section in self.sections:
+            key = f"s-{slug(section.title)}"
+            keys.append(key if key not in keys else f"{key}-{len(keys)}")
+        return keys
+
+    def _frame(self, body: Markup, keys: Sequence[str]) -> Markup:
+        """Head, contents, sections and foot."""
         from .. import __version__
 
-        title, body = html.escape(self.title), "\n".join(self.blocks)
-        return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<style>{_STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>{html.escape(self.subtitle)}</p>\n{body}\n"
-            f"<footer>ritz {__version__}</footer></body></html>\n"
+        theme = element("button", _MOON, id="ritz-theme", type="button", aria_label="Switch between light and dark")
+        head = element(
+            "header", element("p", "ritz report", class_="eyebrow"), element("h1", self.title),
+            element("p", self.subtitle, class_="subtitle") if self.subtitle else "", theme,
+        )  # fmt: skip
+        links = [
+            element("li", element("a", section.short or section.title, href=f"#{key}"))
+            for section, key in zip(self.sections, keys, strict=True)
+            if section.title
+        ]
+        nav = element("nav", element("ul", *links), aria_label="Contents") if len(links) > 1 else ""
+        hint = element("noscript", element("p", "Charts need JavaScript, which is off; all tables are here."))
+        skip = element("a", "To the results", class_="skip", href="#ritz-results")
+        foot = element("footer", f"Made by ritz {__version__}. This page is one file and fetches nothing.")
+        return joined(
+            skip, element("div", head, nav, element("main", hint, body, id="ritz-results"), foot, class_="frame")
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, beside its name first and then into place."""
+        """Write the page, beside its name first and then into place.
+
+        Raises:
+            FileExistsError: If the file is there and is no such page; nothing is written.
+        """
         target = Path(path)
+        if target.exists() and not _is_page(target):
+            raise FileExistsError(f"{target} is there and is no page of ritz: name another file, or remove it")
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        part.write_text(self.to_html(), encoding="utf-8")
-        part.replace(target)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            part.write_text(self.to_html(), encoding="utf-8")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
         return target
 
 
-def _heading(text: str) -> str:
-    return f"<h2>{html.escape(text)}</h2>\n" if text else ""
+def _is_page(path: Path) -> bool:
+    """Whether a file was written by `Page.write`."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _GENERATOR.encode() in file.read(2000)
+
+
+def slug(title: str) -> str:
+    """The name of a section within the page.
+
+    Example:
+        >>> slug("Margins & boxes")
+        'margins-boxes'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
+
+
+def as_json(data: object) -> str:
+    """JSON that may stand inside a script element.
+
+    Example:
+        >>> print(as_json(["</script>"]))
+        ["\\u003c/script\\u003e"]
+    """
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _section(section: Section, key: str, charts: list[Chart]) -> Markup:
+    heading = element("h2", section.title) if section.title else ""
+    blocks = [_block(block, charts) for block in section.blocks]
+    return element("section", heading, *blocks, id=key)
+
+
+def _block(block: Block, charts: list[Chart]) -> Markup:
+    if isinstance(block, Markup):
+        return block
+    if isinstance(block, str):
+        return element("p", block)
+    if isinstance(block, Table):
+        return element("div", Markup(block.to_html()), class_="scroll", tabindex="0")
+    if isinstance(block, Chart):
+        charts.append(block)
+        title = element("h3", block.title) if block.title else ""
+        caption = element("figcaption", block.caption) if block.caption else ""
+        return element("figure", title, caption, id=f"ritz-chart-{len(charts) - 1}", class_="chart")
+    return element("div", *(_block(chart, charts) for chart in block), class_="charts")
+
+
+def _static(name: str) -> str:
+    """A file of this package, as it goes into the page."""
+    return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """What the page may do: run this script, use this style, show pictures that it holds. Nothing else."""
+
+    def mark(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {mark(script)}; style-src {mark(style)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )

@@ -1,0 +1,49 @@
+"""`ritz doctor`: what is typed, shown and written; the examination is in ritz.doctor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import screen
+from .session import Answer, Session, execute
+from .specs import DoctorSpec
+
+
+def run(spec: DoctorSpec) -> int:
+    """The whole command; returns the exit status."""
+    return execute("doctor", spec, lambda session: work(session, spec))
+
+
+def work(session: Session, spec: DoctorSpec) -> Answer:
+    """One examination; what is wrong with the loss or the data is part of it."""
+    from ..doctor import examine
+    from ..measures.registry import resolve
+    from ..measures.subject import Settings
+    from ..runs import sha256
+
+    resolve(spec.chosen)
+    Settings(num_steps=spec.num_steps, num_probes=spec.num_probes)
+    risk = session.solution(spec.weights, check=False)
+    files = {} if spec.weights is None else {spec.weights.stem: spec.weights}
+    run = session.start(risk, files, {"weights": {n: sha256(path) for n, path in files.items()}}, about=False)
+    if not session.again:
+        found = examine(
+            risk, measures=spec.chosen, num_steps=spec.num_steps, num_probes=spec.num_probes, seed=spec.seed,
+            progress=session.report,
+        )  # fmt: skip
+        run.header["subject"] = {
+            "model": type(risk.model).__name__,
+            "num_params": risk.dim,
+            "convention": found.convention,
+        }
+        run.keep(checkup=found.plain())
+    return answer(run.results)
+
+
+def answer(results: Mapping[str, Any]) -> Answer:
+    """Findings, what to do, what it takes; the status says whether anything failed."""
+    from ..doctor import Checkup
+
+    found = Checkup.of(results["checkup"])
+    tables = [found.table(), *([found.costs()] if found.trials else [])]
+    ready = "sound: nothing stands against a run" if found.healthy else "not sound: numbers would be wrong, or none"
+    return Answer([*tables, ready], results["checkup"], screen.DONE if found.healthy else screen.FAILED)

@@ -1,0 +1,25 @@
+"""`ritz report`: a run folder as one HTML page."""
+
+import sys
+from pathlib import Path
+
+
+def run(folder: Path, out: Path | None = None) -> int:
+    """The whole command; returns the exit status."""
+    from ..report import of_run
+
+    target = folder / "report.html" if out is None else out
+    try:
+        if target.is_dir():
+            raise ValueError(f"{target} is a folder: name a file with --out, such as {target / 'page.html'}")
+        page = of_run(folder)
+        try:
+            written = page.write(target)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ValueError(f"cannot write {target}: {why}; name another file with --out") from error
+    except (OSError, ValueError) as error:
+        print(f"ritz report: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)")
+    return 0

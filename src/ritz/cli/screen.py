@@ -1,0 +1,154 @@
+"""What commands show: progress with the time that is left, tables, numbers to the digits that their errors allow."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from ..results import Estimate
+    from ..tables import Table
+
+Report = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit statuses; the last as shells have it after Ctrl-C
+PLAIN_WIDTH = 100  # of a table that goes to a file or a pipe
+_WIDE = 140  # columns from which on there is room for conventions
+_QUIET = 30.0  # seconds after which a stage that is still under way says so in a new plain line
+_BRIEF = 0.5  # seconds in which stages that follow each other share a line
+_SOONEST = 1.0  # seconds before which nothing is said of the time left
+
+
+def new_console(file: IO[str] | None = None) -> Console:
+    """A console as wide as the terminal, or of a fixed width where there is none."""
+    console = Console(file=file, highlight=False)
+    return console if console.is_terminal else Console(file=file, highlight=False, width=PLAIN_WIDTH)
+
+
+@dataclass
+class Clock:
+    """How much time is left, by the time that the parts done so far have taken.
+
+    The parts are shares of the expected cost, so the estimate is as good as that. The clock begins when something is
+    done, since the first product also loads, traces and chooses; nothing is said in its first second.
+
+    Example:
+        >>> now = iter([0.0, 5.0, 6.0, 15.0]).__next__
+        >>> clock = Clock(now)
+        >>> clock.left(0.0), clock.left(0.1), clock.left(0.105), clock.left(0.3)
+        (None, None, None, 35.0)
+    """
+
+    now: Callable[[], float] = time.perf_counter
+    begun: float = 0.0
+    first: float = 0.0  # what was done when it began
+
+    def left(self, part: float) -> float | None:
+        """Seconds, or None where it is too early to say."""
+        at = self.now()
+        if self.first <= 0 or part < self.first:
+            self.begun, self.first = at, part
+        passed, done = at - self.begun, part - self.first
+        if passed < _SOONEST or done < 0.01:
+            return None
+        return passed * (1 - part) / done
+
+
+def lasting(seconds: float | None) -> str:
+    """The time left in words; nothing where it is not known.
+
+    Example:
+        >>> lasting(None), lasting(42.4), lasting(600)
+        ('', 'about 42 s left', 'about 10 min left')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"about {max(seconds, 1):.0f} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 7200 else f"about {seconds / 3600:.1f} h left"
+
+
+@contextmanager
+def reporting(console: Console, quiet: bool = False) -> Iterator[Report]:
+    """Progress as a bar with the time left on a terminal, as a line for each stage elsewhere; or not at all."""
+    if quiet and not console.is_terminal:
+        yield lambda text, part: None
+    elif console.is_terminal:
+        with _bar(console) as report:
+            yield report
+    else:
+        yield _Lines()
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Report]:
+    columns = (
+        TextColumn("{task.description:<34}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )  # fmt: skip
+    clock = Clock()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0, left="")
+
+        def report(text: str, part: float) -> None:
+            bar.update(task, description=text, completed=part, left=lasting(clock.left(part)))
+
+        yield report
+
+
+class _Lines:
+    """A line for each stage that is not over at once, and one now and then while it lasts."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now, self.clock = now, Clock(now)
+        self.seen: set[str] = set()
+        self.said = -math.inf
+
+    def __call__(self, text: str, part: float) -> None:
+        left, at = lasting(self.clock.left(part)), self.now()
+        if at - self.said >= (_QUIET if text in self.seen else 0.0 if part == 0 else _BRIEF):
+            self.seen.add(text)
+            self.said = at
+            known = ", ".join(filter(None, (f"{part:.0%}" if part else "", left)))
+            print(f"{text} ({known})" if known else text, flush=True)
+
+
+def fitted(part: "Table | str", width: int) -> "Table | str":
+    """A table without its conventions where there is little room: they are in the run folder, and readings are not."""
+    if isinstance(part, str) or width >= _WIDE or "convention" not in part.header:
+        return part
+    at = list(part.header).index("convention")
+
+    def cut(cells: Sequence[str]) -> list[str]:
+        return [cell for place, cell in enumerate(cells) if place != at]
+
+    numeric = [place - (place > at) for place in part.numeric if place != at]
+    return replace(part, header=cut(part.header), rows=[cut(row) for row in part.rows], numeric=numeric)
+
+
+def complain(command: str, text: str) -> None:
+    """One line on stderr: `ritz measure: what is wrong; what to do`."""
+    print(f"ritz {command}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def cell(estimate: "Estimate") -> str:
+    """A value to the digits its error allows, five at most; an eigenvalue, known from below, with its bound above."""
+    value, error, sign = float(estimate.value), float(estimate.stderr), "±"
+    if estimate.bracket is not None:
+        error, sign = float(estimate.interval()[1]) - value, "+"
+    if not error > 0 or not math.isfinite(error):
+        return f"{value:#.4g}"
+    size = math.floor(math.log10(error))
+    places = max(-size + (error < 2 * 10.0**size), 0)
+    most = max(4 - math.floor(math.log10(max(abs(value), error))), 0)
+    if places > most and error < 0.5 * 10.0**-most:
+        return f"{value:.{most}f}{sign}{error:.0e}"
+    places = min(places, most)
+    value = round(value, places) + 0.0  # no minus before a zero
+    return f"{value:.{places}f}{sign}{error:.{places}f}"

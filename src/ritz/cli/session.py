@@ -1,0 +1,299 @@
+"""One command from the first word to the exit status: the user's code, the run folder, progress, and what goes wrong.
+
+0    done
+1    numbers failed: a loss or product that is not finite, no measure that could be taken, no memory left, a check
+     of `ritz doctor` that does not hold
+2    refused: bad input, in one line `ritz COMMAND: what; what to do`; nothing was overwritten
+130  stopped by Ctrl-C; what was known is in the run folder
+"""
+
+import contextlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from . import screen, study
+from .specs import Common
+
+if TYPE_CHECKING:
+    from ..risk import Risk
+    from ..runs import Run
+    from ..tables import Table
+
+_EVENT_EVERY = 1.0  # seconds between two lines of progress on one stage
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: tables and sentences for people, a tree for machines, an exit status."""
+
+    shown: Sequence["Table | str"]
+    result: Mapping[str, Any]
+    status: int = screen.DONE
+
+
+@dataclass
+class Session:
+    """What a command has at hand while it works."""
+
+    command: str
+    spec: Common
+    code: study.Code
+    show: screen.Report
+    say: Callable[[str], None]  # a line that stays, above the bar
+    run: "Run | None" = None
+    stage: tuple[str, float] = ("", 0.0)
+    notes: list[str] = field(default_factory=list)
+    again: bool = False  # whether the run was there, and done
+    _told: tuple[str, float] = ("", 0.0)
+
+    def report(self, text: str, part: float) -> None:
+        """Progress: on the screen, and in events.jsonl when a stage begins and every second of it."""
+        self.stage = (text, part)
+        now = time.perf_counter()
+        if self.run is not None and (text != self._told[0] or now - self._told[1] > _EVENT_EVERY):
+            self._told = (text, now)
+            self.run.event("progress", text=text, part=round(part, 4))
+        self.show(text, part)
+
+    def counted(self, text: str, first: float = 0.0, last: float = 1.0) -> Callable[[int, int], None]:
+        """Progress of a part of the work that counts (done, total)."""
+        return lambda done, total: self.report(text, first + (last - first) * min(done / max(total, 1), 1.0))
+
+    def warned(self, text: str, important: bool) -> None:
+        """A warning, once: in events.jsonl, and on the screen if it is ours."""
+        if text in self.notes:
+            return
+        if important:
+            self.notes.append(text)
+        if self.run is not None and not self.again:
+            self.run.event("warning", text=text)
+
+    @contextlib.contextmanager
+    def optional(self, what: str) -> Iterator[None]:
+        """What does not exist for this network is a note, since all else does."""
+        from ..errors import UnsupportedError
+
+        try:
+            yield
+        except UnsupportedError as error:
+            self.warned(f"{what} could not be made: {error}", important=True)
+
+    # ------------------------------------------------------------------------------------------ what is studied
+
+    def solution(self, weights: Path | None = None, check: bool = True) -> "Risk":
+        """The user's risk, where and as it was asked for, at these weights."""
+        self.say(f"running {self.spec.risk}, which is your code")
+        risk = study.placed(self.code.risk(self.spec.risk), self.spec.device, self.spec.dtype)
+        risk = risk if weights is None else self.at(risk, weights)
+        return checked(risk) if check else risk
+
+    def at(self, risk: "Risk", weights: Path) -> "Risk":
+        """The same risk at weights from a file."""
+        return risk.at(study.fit_weights(risk.model, study.read_weights(weights), weights))
+
+    def held_out(self, text: str | None, risk: "Risk") -> "Risk | None":
+        """The solution on the test data of the user's other function."""
+        if text is None:
+            return None
+        self.say(f"running {text}, which is your code")
+        test = study.placed(self.code.risk(text), self.spec.device, self.spec.dtype)
+        try:
+            return test.at(risk.state())
+        except ValueError as error:
+            raise ValueError(
+                f"{text} has another model than {self.spec.risk}: {error}; use one model in both"
+            ) from error
+
+    # ------------------------------------------------------------------------------------------------ the run
+
+    def start(
+        self, risk: "Risk", weights: Mapping[str, Path], identity: Mapping[str, Any], about: bool = True
+    ) -> "Run":
+        """Begin the run, or go on with it; from here on there is a folder.
+
+        Args:
+            risk: The solution, or the first of them.
+            weights: Files of weights by name.
+            identity: Marks of what is studied.
+            about: Whether the data is known to be readable, so that it can be described.
+        """
+        from .. import runs
+
+        place = study.Place.parse(self.spec.risk)
+        source = runs.source_of(place.file, place.function)
+        known = runs.versions()
+        own = {
+            "settings": {k: v for k, v in self.spec.settings().items() if k not in ("risk", "weights", "test", "init")},
+            "source": {"function": place.function, "sha256": source["sha256"]}, **identity,
+            "versions": {name: known[name] for name in ("ritz", "torch")},
+        }  # fmt: skip
+        files = [{"name": n, "file": str(path.absolute()), "sha256": runs.sha256(path)} for n, path in weights.items()]
+        self.run = runs.Run.start(
+            self.spec.out, self.command, self.spec.settings(), own, source=source, weights=files,
+            subject=study.subject_of(risk) if about else {}, seeds={"probes": self.spec.seed, "code": self.spec.seed},
+            machine=runs.machine(str(risk.device)),
+        )  # fmt: skip
+        self.again = self.run.state == "done"
+        for text in [] if self.again else self.notes:
+            self.run.event("warning", text=text)
+        return self.run
+
+    def end(self, state: str, stop: str) -> None:
+        """Write how the run ended, if it began; one that was done before stays as it is."""
+        if self.run is not None and not self.again:
+            self.run.end(state, stop)
+
+
+def checked(risk: "Risk", name: str = "") -> "Risk":
+    """The first pass over the data; what goes wrong in it is the model's, the loss's or the data's fault."""
+    import torch
+
+    from ..errors import RitzError
+
+    try:
+        risk.check()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except (RitzError, ValueError) as error:
+        if not name:
+            raise
+        kind = type(error) if isinstance(error, RitzError) else ValueError
+        raise kind(f"{name}: {error}") from error
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ValueError(
+            f"the model cannot be run on the data: {type(error).__name__}: {text}; mend the function of the risk"
+        ) from error
+    return risk
+
+
+# ------------------------------------------------------------------------------------------ from end to end
+
+
+def execute(command: str, spec: Common, work: Callable[[Session], Answer]) -> int:
+    """Do a command's work and show what it found; returns the exit status."""
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if spec.json else contextlib.nullcontext():
+        console = screen.new_console()
+        session = Session(command, spec, study.Code(spec.seed), lambda text, part: None, _speaker(console, spec))
+        try:
+            answer = _worked(session, work, console)
+            if not spec.json:
+                _print(console, session, answer)
+        except KeyboardInterrupt:
+            screen.complain(command, _stopped(session))
+            return screen.INTERRUPTED
+        except Exception as error:
+            status = _status(error)
+            if status is None:
+                raise
+            screen.complain(command, _said(error))
+            return status
+    if spec.json:
+        print(json.dumps(_tree(session, answer), allow_nan=False), file=stdout, flush=True)
+    return answer.status
+
+
+def _speaker(console: Console, spec: Common) -> Callable[[str], None]:
+    return lambda text: None if spec.json else console.print(text, markup=False, soft_wrap=True)
+
+
+def _worked(session: Session, work: Callable[[Session], Answer], console: Console) -> Answer:
+    """The work, with a folder that is known to be usable, progress, warnings, and an end of the run however it ends."""
+    spec = session.spec
+    study.Place.parse(spec.risk)
+    with screen.reporting(console, quiet=spec.json) as show, session.code.open(), _heard(session):
+        session.show = show
+        show("loading torch", 0.0)
+        from ..runs import RUNS, check_folder
+
+        check_folder(RUNS / "new" if spec.out is None else spec.out)
+        try:
+            answer = work(session)
+            session.end("done", "completed")
+        except KeyboardInterrupt:
+            text, part = session.stage
+            session.end("interrupted", f"stopped by the keyboard at {part:.0%}, {text}")
+            raise
+        except Exception as error:
+            session.end("failed", _said(error))
+            raise
+        return answer
+
+
+@contextlib.contextmanager
+def _heard(session: Session) -> Iterator[None]:
+    """Warnings as notes of the session."""
+    from ..errors import NumericalWarning
+
+    def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        session.warned(" ".join(str(message).split()), issubclass(category, NumericalWarning))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for future in (DeprecationWarning, FutureWarning):  # nothing that the user of a command can do about
+            warnings.simplefilter("ignore", future)
+        warnings.showwarning = hear
+        yield
+
+
+def _status(error: Exception) -> int | None:
+    """The exit status of an error; None for one that is a fault of ritz, whose traceback is wanted."""
+    import torch
+
+    from ..errors import NonFiniteError, UnsupportedError, WeightsMovedError
+
+    if isinstance(error, NonFiniteError | WeightsMovedError | torch.OutOfMemoryError | MemoryError):
+        return screen.FAILED
+    return screen.REFUSED if isinstance(error, ValueError | OSError | UnsupportedError) else None
+
+
+def _said(error: Exception) -> str:
+    """An error in a line, with what to do where the error does not say it."""
+    import torch
+
+    from ..runs import line_of
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory; smaller batches or plan=ritz.Plan(chunk=1) take less, `ritz doctor` says how much"
+    return line_of(error)
+
+
+def _stopped(session: Session) -> str:
+    """What to say after Ctrl-C."""
+    if session.run is None:
+        return "stopped by the keyboard before there was anything to keep"
+    known = f"what is known is in {session.run.folder}" if session.run.results else "nothing is known yet"
+    return f"stopped by the keyboard; {known}; the same command with --out {session.run.folder} goes on"
+
+
+def _print(console: Console, session: Session, answer: Answer) -> None:
+    """Tables and sentences, warnings, and where it all is."""
+    assert session.run is not None
+    for part in answer.shown:
+        console.print()
+        console.print(screen.fitted(part, console.width), markup=False)
+    for note in session.notes:
+        console.print(f"\nnote: {note}", markup=False)
+    run = session.run
+    how = "read back from" if session.again else "wrote"
+    console.print(f"\n{how} {run.folder} after {run.header['times']['seconds']:.0f} s", markup=False, soft_wrap=True)
+
+
+def _tree(session: Session, answer: Answer) -> Any:
+    """What `--json` prints."""
+    from ..runs import plain
+
+    assert session.run is not None
+    header = session.run.header
+    kept = ("command", "state", "stop", "settings", "subject", "seeds", "versions", "machine", "times")
+    tree = {key: header[key] for key in kept}
+    return plain({"folder": session.run.folder, **tree, "notes": session.notes, "result": answer.result})

@@ -1,0 +1,124 @@
+"""What can be typed: one frozen dataclass a command, parsed by tyro, given to the command and saved with the run.
+
+No torch here: `ritz --help` reads this module.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+_SCREEN = ("out", "json")  # where the answer goes, and how: no part of what a run is
+
+Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Function = Annotated[str | None, arg(metavar="FILE.py:FUNCTION", help_behavior_hint="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every command takes."""
+
+    risk: Annotated[Positional[str], arg(metavar="FILE.py:FUNCTION")]
+    """A function of yours that returns a ritz.Risk. Your file is run, as `python FILE.py` would run it."""
+    device: Annotated[str | None, arg(metavar="cpu|cuda|...", help_behavior_hint="")] = None
+    """Where to compute, if not where the risk is."""
+    dtype: Annotated[Dtype | None, arg(metavar="float32|float64|...", help_behavior_hint="")] = None
+    """In which precision, if not that of the risk."""
+    seed: int = 0
+    """Of the probes; torch's generators are seeded with it, too, before your function is called."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Folder of the run; ritz-runs/COMMAND-1, -2, ... if not said. The same run in it goes on, another is refused."""
+    json: Switch = False
+    """Print one JSON object on stdout, and nothing else."""
+
+    def settings(self) -> dict[str, Any]:
+        """All that is part of what the run is."""
+        return {name: value for name, value in asdict(self).items() if name not in _SCREEN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Common):
+    """What is measured, and at what cost."""
+
+    measures: Annotated[tuple[str, ...], arg(metavar="standard|all|KEY ...")] = ("standard",)
+    """The standard set, all, or some by key."""
+    num_steps: int = 100
+    """Lanczos steps of each probe: how finely the spectrum is resolved."""
+    num_probes: int = 8
+    """Probes: how well averages are known."""
+
+    @property
+    def chosen(self) -> str | list[str]:
+        """The measures as the library takes them; commas may stand between keys."""
+        keys = [key for word in self.measures for key in word.split(",") if key]
+        return keys[0] if keys in (["standard"], ["all"]) else keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Measures):
+    """What `measure` and `compare` can be told beside the solution."""
+
+    test: Function = None
+    """A function that returns a risk on test data; its weights are replaced by those that are measured."""
+    init: File = None
+    """The weights that training began from, for distances."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSpec(Outcome):
+    """Measure one solution: curvature, margins, norms and gaps, each with its error bar and how to read it."""
+
+    weights: File = None
+    """Weights to measure at, .safetensors or .pt; those of the risk if not said."""
+    audit: Switch = False
+    """Also measure at other weights with the same function: which measures move?"""
+    sample_traces: Switch = False
+    """Also the trace of the Hessian of every sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSpec(Outcome):
+    """Rank checkpoints of one model by each measure, with the probability that the order is real."""
+
+    weights: Annotated[tuple[Path, ...], arg(metavar="FILE FILE ...")]
+    """Two or more files of weights, .safetensors or .pt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumSpec(Common):
+    """The spectral density of the Hessian, or of the Gauss-Newton matrix, and what follows from it."""
+
+    weights: File = None
+    """Weights, .safetensors or .pt; those of the risk if not said."""
+    matrix: Literal["hessian", "ggn"] = "hessian"
+    """Which matrix."""
+    params: Annotated[str, arg(metavar="GLOB")] = "*"
+    """Of which parameters, by name: a block of the matrix."""
+    num_steps: int = 100
+    """Lanczos steps of each probe: how finely the spectrum is resolved."""
+    num_probes: int = 8
+    """Probes: how well averages are known."""
+    products: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
+    """Spend this many matrix-vector products instead."""
+    tol: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Add probes until Tr H and Tr H^2 are known to this relative error."""
+
+    def check(self) -> None:
+        """Refuse what the library would refuse, before there is a folder."""
+        for name, least in (("num_steps", 1), ("num_probes", 1), ("products", 8)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}; give more")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"--tol must be positive, got {self.tol}; 0.01 is one per cent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSpec(Measures):
+    """Before a long run: does the loss repeat itself, are products right, which way is fastest, how long, how much?"""
+
+    weights: File = None
+    """Weights, .safetensors or .pt; those of the risk if not said."""

@@ -1,0 +1,326 @@
+"""From what is typed to risks: the user's function, run as their own code, and files of weights, which are only read.
+
+Every refusal is a ValueError or OSError of one line that says what to do.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from ..risk import Risk
+
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+_INSIDE = ("state_dict", "model_state_dict", "model")  # where checkpoints of others keep the weights
+_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
+_NAMED = 6  # names of a list that are shown
+
+
+@dataclass(frozen=True)
+class Place:
+    """A function in a file, as it is typed: study.py:make_risk.
+
+    Example:
+        >>> Place.parse("study.py:make_risk")
+        Place(file=PosixPath('study.py'), function='make_risk')
+        >>> Place.parse("study.py")
+        Traceback (most recent call last):
+        ValueError: 'study.py' names no function; write FILE.py:FUNCTION, as in study.py:make_risk
+    """
+
+    file: Path
+    function: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Place":
+        """Refuse what is not of this form."""
+        file, _, function = text.rpartition(":")
+        if not file or not function.isidentifier():
+            raise ValueError(f"{text!r} names no function; write FILE.py:FUNCTION, as in study.py:make_risk")
+        return cls(Path(file), function)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.function}"
+
+
+@dataclass
+class Code:
+    """The user's files, each loaded once; their folders are where their own imports are looked for."""
+
+    seed: int = 0
+    loaded: dict[Path, ModuleType] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["Code"]:
+        """Until the command is done, as a function may import when it is called; then their modules are let go."""
+        path, before = list(sys.path), set(sys.modules)
+        try:
+            yield self
+        finally:
+            sys.path[:] = path
+            folders = {str(file.parent) for file in self.loaded}
+            for name in sys.modules.keys() - before:
+                if str(Path(getattr(sys.modules[name], "__file__", None) or "").parent) in folders:
+                    del sys.modules[name]
+
+    def risk(self, text: str) -> "Risk":
+        """What a function of theirs returns.
+
+        Raises:
+            ValueError: If there is no such function, if their code raises, or if it returns no risk.
+            FileNotFoundError: If there is no such file.
+        """
+        import torch
+
+        from ..risk import Risk
+
+        place = Place.parse(text)
+        module = self._module(place.file)
+        function = getattr(module, place.function, None)
+        if not callable(function):
+            own = [
+                n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+            ]
+            raise ValueError(f"{place.file} has no function {place.function!r}; there are: {_list(own)}")
+        torch.manual_seed(self.seed)
+        with _as_theirs(place.file, f"{place} failed"):
+            made = function()
+        if not isinstance(made, Risk):
+            raise ValueError(
+                f"{place} returned a {type(made).__name__}, not a ritz.Risk; let it end with "
+                "`return ritz.Risk(model, loss, data)`"
+            )
+        return made
+
+    def _module(self, file: Path) -> ModuleType:
+        path = file.absolute()
+        if path in self.loaded:
+            return self.loaded[path]
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {file}; give FILE.py:FUNCTION with a path from {Path.cwd()}")
+        name = path.stem if path.stem not in sys.modules else f"{path.stem} of the user"  # random.py, say
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{file} is not Python; give FILE.py:FUNCTION")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent))  # as Python does for a script
+        self.loaded[path] = sys.modules[name] = module
+        with _as_theirs(file, f"{file} cannot be loaded"):
+            spec.loader.exec_module(module)
+        return module
+
+
+@contextlib.contextmanager
+def _as_theirs(file: Path, what: str) -> Iterator[None]:
+    """An error of the user's code as one line, with the place in their file."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: a script may end itself
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        at = "" if line is None else f" in line {line}"
+        text = " ".join(str(error).split())
+        raise ValueError(f"{what}{at}: {type(error).__name__}: {text}; mend it and try again") from error
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def read_weights(path: Path) -> "dict[str, Tensor]":
+    """Named tensors of a .safetensors file, or of a .pt file read with `weights_only=True`: no code in it is run.
+
+    Raises:
+        ValueError: If the file is damaged, holds more than tensors, or is of neither kind.
+        FileNotFoundError: If it is not there.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there are no weights at {path}; give a .safetensors or .pt file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in _PICKLED:
+        return _read_pickled(path)
+    raise ValueError(f"{path} is neither .safetensors nor {', '.join(_PICKLED)}; save the weights as one of these")
+
+
+def _read_safetensors(path: Path) -> "dict[str, Tensor]":
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged or no safetensors file ({_first(error)}); save it again") from error
+
+
+def _read_pickled(path: Path) -> "dict[str, Tensor]":
+    import pickle
+    import warnings
+
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch about its own format
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} is damaged, or holds more than tensors and is not loaded, since that would run code in it; save "
+            "model.state_dict() alone, best as .safetensors"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} is damaged or no file of torch.save ({_first(error)}); save it again") from error
+    inside = next(
+        (tree[key] for key in _INSIDE if isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping)), tree
+    )
+    if not isinstance(inside, Mapping) or not any(isinstance(value, torch.Tensor) for value in inside.values()):
+        raise ValueError(f"{path} holds no named tensors; save model.state_dict()")
+    return {str(name): value for name, value in inside.items() if isinstance(value, torch.Tensor)}
+
+
+def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -> "dict[str, Tensor]":
+    """The weights under the names that a risk has them by; what does not fit is listed.
+
+    Raises:
+        ValueError: If names are missing or not known, shapes differ, or tied weights are not equal.
+    """
+    import torch
+
+    every = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    first = {id(t): name for name, t in reversed(every.items())}  # tied tensors go by the first of their names
+    named = _without_prefix(found, every)
+    unknown = [name for name in named if name not in every and not name.endswith("_extra_state")]
+    shapes = [
+        f"{name} is {tuple(t.shape)} there and {tuple(every[name].shape)} in the model"
+        for name, t in named.items()
+        if name in every and t.shape != every[name].shape
+    ]
+    fitted: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        if name in every:
+            own = first[id(every[name])]
+            if own in fitted and not torch.equal(fitted[own], tensor):
+                raise ValueError(f"{path}: {name} and {own} are one tensor in the model and two in the file; tie them")
+            fitted[own] = tensor
+    wanted = {first[id(every[name])] for name in model.state_dict() if name in every}
+    missing = [name for name in every if name in wanted and name not in fitted]
+    wrong = [("missing", missing), ("not in the model", unknown), ("of another shape", shapes)]
+    if any(names for _, names in wrong):
+        said = "; ".join(f"{what}: {_list(names)}" for what, names in wrong if names)
+        raise ValueError(f"{path} does not fit the model: {said}; give weights of this model, or the model of these")
+    return fitted
+
+
+def _without_prefix(found: "Mapping[str, Tensor]", every: Mapping[str, Any]) -> "dict[str, Tensor]":
+    """Names without what DataParallel or torch.compile put before all of them."""
+    named = dict(found)
+    for prefix in _PREFIXES:
+        if named and all(name.startswith(prefix) for name in named) and not any(name in every for name in named):
+            named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+    return named
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Names for files: their stems, or as much of their paths as tells them apart.
+
+    Example:
+        >>> names_of([Path("a.pt"), Path("b.pt")]), names_of([Path("run1/last.pt"), Path("run2/last.pt")])
+        (['a', 'b'], ['run1/last', 'run2/last'])
+        >>> names_of([Path("a.pt"), Path("a.pt")])
+        Traceback (most recent call last):
+        ValueError: a.pt is given twice; give each file once
+    """
+    whole = [path.absolute() for path in paths]
+    for path in paths:
+        if whole.count(path.absolute()) > 1:
+            raise ValueError(f"{path} is given twice; give each file once")
+    for depth in range(1, max(len(path.parts) for path in whole) + 1):
+        names = ["/".join([*path.parts[-depth:-1], path.stem]) for path in whole]
+        if len(set(names)) == len(names):
+            return names
+    return [path.name for path in paths]  # a.pt and a.safetensors
+
+
+# --------------------------------------------------------------------------------------------- device, data
+
+
+def placed(risk: "Risk", device: str | None, dtype: str | None) -> "Risk":
+    """The same risk computed elsewhere or in another precision.
+
+    Raises:
+        ValueError: If there is no such device here.
+    """
+    import torch
+
+    from ..replay import Recordings
+
+    if device is None and dtype is None:
+        return risk
+    moved = risk._copy()
+    moved.device = risk.device if device is None else _device(device)
+    if dtype is not None:
+        moved.dtype = moved._data_dtype = getattr(torch, dtype)
+    moved.routes, moved.recordings = {}, Recordings()
+    moved.batches = moved._batched(risk.batches.source, None)
+    return moved
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"there is no device {name!r} here ({_first(error)}); --device cpu is always there") from error
+
+
+def identity_of(risk: "Risk") -> dict[str, Any]:
+    """Marks of weights and data, by which a run is known to be the same."""
+    from ..batches import checksums
+
+    data = sum(float(checksums(batch).nan_to_num().sum()) for batch in risk.batches)
+    return {
+        "weights": weights_mark(risk), "data": f"{risk.num_samples} samples, {data:.9g}", "kind": risk.convention(),
+        "device": risk.device.type,
+    }  # fmt: skip
+
+
+def weights_mark(risk: "Risk") -> str:
+    """A mark of every parameter and buffer."""
+    import torch
+
+    state = hashlib.sha256()
+    for name, tensor in risk.state().items():
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def subject_of(risk: "Risk") -> dict[str, Any]:
+    """What is studied, in words and sizes."""
+    loss = "batch_loss" if risk.opaque else type(risk.output_loss).__name__
+    return {
+        "model": type(risk.model).__name__, "num_params": risk.dim, "num_samples": risk.num_samples, "loss": loss,
+        "convention": risk.convention(),
+    }  # fmt: skip
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more if names else "none"

@@ -1,0 +1,195 @@
+"""What an examination found, as data and as tables."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..tables import Table
+
+Status = Literal["ok", "note", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        status: ok; note, good to know; warning, the run works and could be better; failed, its numbers would be wrong
+            or there would be none.
+        text: What was seen.
+        remedy: What to do about it.
+
+    Example:
+        >>> Finding("finite", "failed", "weight is not finite", "load other weights").status
+        'failed'
+    """
+
+    name: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way of taking Hessian products, tried on one batch.
+
+    Attributes:
+        route: forward, reverse or difference.
+        seconds: Of `rows` products on that batch; None where the route does not work.
+        rows: Vectors that were multiplied at once.
+        asymmetry: |H - H'|_F relative to |H|_F, from u'Hv - v'Hu of a few random pairs.
+        nonlinearity: |H(2u - 3v) - 2Hu + 3Hv| relative to their size.
+        error: Why it does not work.
+        chosen: Whether a run with route="auto" takes it.
+
+    Example:
+        >>> Trial("reverse", seconds=0.02, rows=8, chosen=True).works
+        True
+    """
+
+    route: str
+    seconds: float | None = None
+    rows: int = 1
+    asymmetry: float | None = None
+    nonlinearity: float | None = None
+    error: str = ""
+    chosen: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether it gave products."""
+        return self.seconds is not None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What a command will take.
+
+    Attributes:
+        command: spectrum or measure.
+        seconds: Expected.
+        memory: Bytes beside what the model and the data take already.
+        how: What was measured, and how it was scaled.
+
+    Example:
+        >>> Projection("spectrum", 75.0, 2e9, "...").shown
+        ('about 75 s', '1.9 GiB')
+    """
+
+    command: str
+    seconds: float
+    memory: float
+    how: str
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Time and memory in words."""
+        return f"about {duration(self.seconds)}", size(self.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkup:
+    """All findings about one risk.
+
+    Attributes:
+        model: Which model, with how many parameters.
+        convention: Which data and mode.
+        findings: In the order in which they were looked for.
+        trials: Of the routes of Hessian products; none where the loss itself does not work.
+        projections: Of `ritz spectrum` and `ritz measure`.
+
+    Example:
+        >>> found = Checkup(model="Linear, 4 parameters", convention="", findings=(Finding("loss", "ok", "0.69"),))
+        >>> found.healthy, found.advice()
+        (True, [])
+    """
+
+    model: str
+    convention: str
+    findings: tuple[Finding, ...]
+    trials: tuple[Trial, ...] = ()
+    projections: tuple[Projection, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing failed."""
+        return not any(finding.status == "failed" for finding in self.findings)
+
+    def __getitem__(self, name: str) -> Finding:
+        found = {finding.name: finding for finding in self.findings}
+        if name not in found:
+            raise KeyError(f"{name} was not looked at; there are: {', '.join(found)}")
+        return found[name]
+
+    def advice(self) -> list[str]:
+        """What to change, the gravest first."""
+        order = {"failed": 0, "warning": 1, "note": 2, "ok": 3}
+        graver = sorted(self.findings, key=lambda finding: order[finding.status])
+        return [f"{finding.name}: {finding.remedy}" for finding in graver if finding.remedy]
+
+    def table(self) -> Table:
+        """Every finding."""
+        rows = [(finding.name, finding.status, finding.text) for finding in self.findings]
+        notes = [f"to do: {line}" for line in self.advice()]
+        return Table(("what", "status", "seen"), rows, title=f"{self.model}; {self.convention}", notes=notes)
+
+    def costs(self) -> Table:
+        """Routes and projections."""
+        header = ("what", "time", "memory", "how")
+        rows = [(f"ritz {p.command}", *p.shown, p.how) for p in self.projections]
+        rows += [(_route_name(trial), *_route_cells(trial)) for trial in self.trials]
+        return Table(header, rows, title="what it takes", numeric=(1, 2))
+
+    def plain(self) -> dict[str, Any]:
+        """As a tree of numbers and text."""
+        return {"healthy": self.healthy, **asdict(self)}
+
+    @classmethod
+    def of(cls, tree: dict[str, Any]) -> "Checkup":
+        """From the tree that `plain` gives."""
+        parts: dict[str, tuple[Any, ...]] = {
+            name: tuple(kind(**row) for row in tree[name])
+            for name, kind in (("findings", Finding), ("trials", Trial), ("projections", Projection))
+        }
+        return cls(model=tree["model"], convention=tree["convention"], **parts)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.costs()}" if self.projections else str(self.table())
+
+
+def _route_name(trial: Trial) -> str:
+    return f"{trial.route} route{' *' if trial.chosen else ''}"
+
+
+def _route_cells(trial: Trial) -> tuple[str, str, str]:
+    if trial.seconds is None:
+        return "-", "", trial.error
+    how = f"{trial.rows} products on one batch{'; * the one that is taken' if trial.chosen else ''}"
+    return f"{1e3 * trial.seconds:.3g} ms", "", how
+
+
+def size(number: float) -> str:
+    """Bytes in words.
+
+    Example:
+        >>> size(500), size(3e6), size(5e9)
+        ('0.5 KiB', '2.9 MiB', '4.7 GiB')
+    """
+    for unit in ("KiB", "MiB"):
+        number /= 1024
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(0.05), duration(3.21), duration(600), duration(10800)
+        ('0.1 s', '3.2 s', '10 min', '3.0 h')
+    """
+    if seconds < 120:
+        return f"{max(seconds, 0.1):.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

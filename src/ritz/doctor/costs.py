@@ -1,0 +1,219 @@
+"""What a run will take: measured on one batch, and scaled.
+
+time     products: t(k) = a + b k seconds for k vectors on one batch, from k = 1 and a full chunk, times the samples
+         over those of the batch, times the calls that a run makes; vector work: one projection of 8 rows against 8,
+         times how often the run does the like
+memory   the tensors that live during one product on that batch, counted, and the vectors that the run holds
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..batches import tensors_of
+from ..estimators.spectrum import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_PRODUCTS
+from ..measures.registry import resolve
+from ..operators.base import RiskOperator
+from ..risk import Risk
+from .checkup import Projection
+
+_ENOUGH = 0.2  # seconds after which a timing is not repeated
+_MOST = 5  # repeats of a timing
+_LONG = 2.0  # seconds of a first call, which loads and traces as well, that are not worth repeating
+_FORWARD = 0.4  # of a gradient
+
+
+def seconds_of(fn: Callable[[], Any], device: torch.device) -> float:
+    """The median of a few calls after a first one; that one itself where it takes long."""
+    start = _now(device)
+    fn()
+    first = _now(device) - start
+    if first > _LONG:
+        return first
+    times: list[float] = []
+    while len(times) < _MOST and sum(times) < _ENOUGH:
+        start = _now(device)
+        fn()
+        times.append(_now(device) - start)
+    return sorted(times)[len(times) // 2]
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
+
+
+clock = time.perf_counter  # a test on a busy machine takes the time of the process
+
+
+@dataclass(frozen=True)
+class Products:
+    """Seconds of products on one batch, as a function of how many vectors there are."""
+
+    one: float
+    full: float
+    chunk: int
+    scale: float  # samples in all over those of the batch
+
+    def seconds(self, rows: int) -> float:
+        """For `rows` vectors over all data."""
+        each = (self.full - self.one) / (self.chunk - 1) if self.chunk > 1 else self.one
+        pieces, left = divmod(rows, self.chunk)
+        return self.scale * (pieces * self.full + (max(self.one + each * (left - 1), 0.0) if left else 0.0))
+
+
+def time_products(operator: RiskOperator, scale: float) -> Products:
+    """By a product of one vector, and one of a chunk of them, on the one batch of the operator's risk."""
+    chunk = operator.risk.plan.chunk
+    rows = operator.probes(range(chunk), seed=0, distribution="normal")
+    one = seconds_of(lambda: operator.rows(rows[:1]), operator.device)
+    full = one if chunk == 1 else seconds_of(lambda: operator.rows(rows), operator.device)
+    return Products(one, max(full, one), chunk, scale)
+
+
+def time_projection(operator: RiskOperator) -> float:
+    """Seconds of projecting 8 rows against 8."""
+    rows = operator.probes(range(8), seed=0, distribution="normal")
+    return seconds_of(lambda: rows - (rows @ rows.T) @ rows, operator.device)
+
+
+def spectrum_seconds(products: Products, projection: float, dim: int, num_steps: int, num_probes: int) -> float:
+    """Of `ritz.spectrum` with its defaults."""
+    if _small(dim):
+        return products.seconds(dim)
+    head = HEAD_STEPS * products.seconds(HEAD_BLOCK) + products.seconds(NOISE_PRODUCTS)
+    tail = min(num_steps, dim) * products.seconds(num_probes)
+    # a head step projects its block six times against all rows so far; a tail step its rows three times against those
+    # that are locked
+    units = 6 * HEAD_STEPS * (HEAD_STEPS + 2) / 2 + num_steps * num_probes / 8 * (3 * HEAD_LOCKED / 8 + 2)
+    return head + tail + units * projection
+
+
+def _small(dim: int) -> bool:
+    """Whether the matrix is diagonalised in full."""
+    return dim <= HEAD_BLOCK * HEAD_STEPS
+
+
+def spectrum_rows(dim: int, num_probes: int) -> int:
+    """How many vectors of length dim `ritz.spectrum` holds at most, those inside a product left out."""
+    if _small(dim):
+        return 3 * dim
+    filled = HEAD_BLOCK * HEAD_STEPS
+    return max(filled + 5 * HEAD_BLOCK, filled + HEAD_BLOCK + 2 * HEAD_LOCKED, 2 * HEAD_LOCKED + 6 * num_probes)
+
+
+def product_bytes(operator: RiskOperator) -> float:
+    """The most that lives at once during a product of a chunk of vectors, by the allocator or by counting tensors."""
+    rows = operator.probes(range(operator.risk.plan.chunk), seed=0, distribution="normal")
+    if operator.device.type == "cuda":
+        before = torch.cuda.memory_allocated(operator.device)
+        torch.cuda.reset_peak_memory_stats(operator.device)
+        operator.rows(rows)
+        return float(torch.cuda.max_memory_allocated(operator.device) - before)
+    with LiveBytes() as live:
+        operator.rows(rows)
+    return float(live.peak)
+
+
+def free_memory(device: torch.device) -> float | None:
+    """Bytes that are free on a device, or None where the system does not tell.
+
+    Example:
+        >>> free_memory(torch.device("cpu")) is None or free_memory(torch.device("cpu")) > 0
+        True
+    """
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="utf8") as file:  # the cache of files counts as free there
+            lines = (line.split() for line in file)
+            return 1024.0 * next(float(words[1]) for words in lines if words[0] == "MemAvailable:")
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that come to life inside it and are still alive, and keeps the most.
+
+    Example:
+        >>> with LiveBytes() as live:
+        ...     a = torch.ones(1000)
+        ...     del a
+        ...     b = torch.ones(500)
+        >>> live.peak
+        4000
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = {_key(x) for x in tensors_of((args, kwargs))}
+        result = func(*args, **kwargs)
+        for x in tensors_of(result):
+            if _key(x) not in given:  # a view of what was there costs nothing
+                storage = x.untyped_storage()
+                self._alive[_key(x)] = (StorageWeakRef(storage), storage.nbytes())
+        self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
+        self.peak = max(self.peak, sum(number for _, number in self._alive.values()))
+        return result
+
+
+def _key(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+# ------------------------------------------------------------------------------------------------ projections
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one batch."""
+
+    hessian: Products
+    ggn: Products | None
+    gradient: float  # seconds over all data
+    projection: float
+    product_bytes: float
+    batch_size: int
+
+
+def project(risk: Risk, seen: Measured, measures: Any, num_steps: int, num_probes: int) -> tuple[Projection, ...]:
+    """What `ritz spectrum` and `ritz measure` will take."""
+    dim, row = risk.dim, risk.dim * torch.finfo(risk.dtype).bits / 8
+    memory = seen.product_bytes + spectrum_rows(dim, num_probes) * row
+    run = spectrum_seconds(seen.hessian, seen.projection, dim, num_steps, num_probes)
+    many = f"{seen.hessian.chunk} products on a batch of {seen.batch_size}"
+    total = HEAD_BLOCK * HEAD_STEPS + NOISE_PRODUCTS + min(num_steps, dim) * num_probes
+    how = (
+        f"{many} took {1e3 * seen.hessian.full:.3g} ms; scaled to {dim if _small(dim) else total} products, "
+        f"{seen.hessian.scale:.3g} such batches, and the work on vectors"
+    )
+    rows = resolve(measures)
+    needs = {r.cost for r in rows}
+    seconds = sum(r.gradients for r in rows) * seen.gradient + (2 + _FORWARD) * seen.gradient
+    seconds += run if "Hessian" in needs else 0.0
+    if "GGN" in needs and seen.ggn is not None:
+        seconds += spectrum_seconds(seen.ggn, seen.projection, dim, num_steps, num_probes)
+    of = f"{len(rows)} measures: {', '.join(sorted(needs))}; a gradient over the data takes {seen.gradient:.2g} s"
+    return (
+        Projection("spectrum", run, memory, how),
+        Projection("measure", seconds, memory if needs & {"Hessian", "GGN", "search"} else seen.product_bytes, of),
+    )

@@ -1,0 +1,133 @@
+"""Several solutions side by side on the page."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..measures.compare import Comparison
+from ..measures.registry import MEASURES
+from ..results import Estimate
+from .charts import Chart, interval, points
+from .markup import Markup, element
+from .numerals import short
+from .page import Block, Section
+from .spectra import density_chart
+
+INKS = 8  # colours in the style sheet
+_FIRST = ("trace", "spectral_norm", "frobenius_norm", "metric_a")  # what is drawn against the gap at first
+_KINDS = {"same": "good", "opposite": "bad", "mixed": "unsure", "undecided": "unsure"}
+
+
+def section(found: Comparison) -> Section:
+    """Every measure with the values of all solutions on a small axis, its order and its verdict.
+
+    Example:
+        >>> X, y = torch.eye(2), torch.tensor([0, 1])
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), (X, y))
+        >>> half = risk.at({name: p / 2 for name, p in risk.params().items()})
+        >>> found = section(ritz.compare({"whole": risk, "half": half}, measures=["weight_norm"]))
+        >>> '<td class="reading">prefers half</td>' in found.blocks[2]
+        True
+    """
+    names = list(found.measurements)
+    blocks: list[Block] = [
+        f"{len(names)} solutions of one problem, measured with common probes and on common items: differences are "
+        "taken in pairs. Where the error bars do not allow an order, it says so.",
+        element("p", *(_swatch(place, name) for place, name in enumerate(names)), class_="legend"),
+        _table(found),
+    ]  # fmt: skip
+    if found.notes:
+        blocks.append(element("ul", *(element("li", note) for note in found.notes)))
+    chart = _against(found)
+    if chart is not None:
+        blocks.append(chart)
+    spectra = {name: m.spectrum for name, m in found.measurements.items() if m.spectrum is not None}
+    if spectra:
+        blocks.append(replace(density_chart(spectra), title="Spectral densities"))
+    return Section("Comparison", blocks)
+
+
+def _swatch(place: int, name: str) -> Markup:
+    dot = Markup('<i class="points"></i>')
+    return element("span", dot, element("span", name), class_=f"key ink-{place % INKS}")
+
+
+def _table(found: Comparison) -> Markup:
+    outcome = "gap_loss" if "gap_loss" in found.rankings else None
+    names = ["measure", "side by side", "verdict", *([f"with {outcome}"] if outcome else [])]
+    head = [element("th", name, scope="col") for name in names]
+    head += [element("th", name, scope="col", class_="number") for name in found.measurements]
+    rows = [_row(found, key, outcome) for key in found.rankings]
+    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_="stack compared")
+    return element("div", table, class_="scroll", tabindex="0")
+
+
+def _row(found: Comparison, key: str, outcome: str | None) -> Markup:
+    values = {name: m[key] for name, m in found.measurements.items()}
+    cells = [element("td", short(float(e.value)), class_="number", data_name=name) for name, e in values.items()]
+    last = []
+    if outcome:
+        is_outcome = key in MEASURES and MEASURES[key].family == "gap"
+        verdict = "" if is_outcome else found.agreement(key, outcome).verdict
+        word = element("span", verdict, class_=f"word {_KINDS[verdict]}") if verdict else ""
+        last = [element("td", word)]
+    return element(
+        "tr", element("th", key, scope="row"), element("td", strip(values), class_="strip"),
+        element("td", found[key].verdict, class_="reading"), *last, *cells, data_row=True,
+    )  # fmt: skip
+
+
+def strip(values: Mapping[str, Estimate]) -> Markup:
+    """The values on one small axis from the lowest to the highest end, with their 95 % intervals.
+
+    Example:
+        >>> values = {name: Estimate(name="trace", value=value, exact=True) for name, value in (("a", 1.0), ("b", 2.0))}
+        >>> strip(values).count("<circle")
+        2
+    """
+    ends = [_ends(estimate) for estimate in values.values()]
+    finite = [x for three in ends for x in three if math.isfinite(x)]
+    if not finite:
+        return Markup("")
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+
+    def at(x: float) -> float:
+        return 6 + 140 * min(max((x - low) / span, 0.0), 1.0) if not math.isnan(x) else 6
+
+    body = '<path d="M4 9H148"/>'
+    for place, (value, left, right) in enumerate(ends):
+        if math.isfinite(value):
+            y = 9 + 2.5 * (place % 3 - 1)
+            whisker = f'<path class="error" d="M{at(left):.1f} {y}H{at(right):.1f}"/>' if left < right else ""
+            body += f'<g class="ink ink-{place % INKS}">{whisker}<circle cx="{at(value):.1f}" cy="{y}" r="3.4"/></g>'
+    return Markup(f'<svg class="strip wide" viewBox="0 0 152 18" aria-hidden="true">{body}</svg>')
+
+
+def _ends(estimate: Estimate) -> tuple[float, float, float]:
+    return float(estimate.value), *interval(estimate)
+
+
+def _against(found: Comparison) -> Chart | None:
+    """The gap against a measure that can be chosen, a point for each solution."""
+    if "gap_loss" not in found.rankings:
+        return None
+    keys = [key for key in found.rankings if key not in MEASURES or MEASURES[key].family != "gap"]
+    if not keys:
+        return None
+    keys.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+    choices = [{"name": key, "x": {"label": key}, "series": _points(found, key)} for key in keys]
+    return Chart(
+        title="The gap in loss against a measure", label="Gap in loss against a measure, a point for each solution",
+        x={"label": keys[0], "toggle": True}, y={"label": "test loss − training loss"}, series=_points(found, keys[0]),
+        choices=choices, hover="point", zoom="xy",
+        caption="With 95 % intervals, each by itself. A few solutions prove nothing about a measure.",
+    )  # fmt: skip
+
+
+def _points(found: Comparison, key: str) -> list[dict[str, object]]:
+    series = []
+    for place, (name, m) in enumerate(found.measurements.items()):
+        (x, *across), (y, *up) = _ends(m[key]), _ends(m["gap_loss"])
+        ends = {"xlow": across[:1], "xhigh": across[1:], "low": up[:1], "high": up[1:]}
+        series.append(points(name, [x], [y], color=place, **ends))
+    return series

@@ -1,0 +1,137 @@
+"""A run folder as a page."""
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..loggers import Memory
+from ..measures.measure import Measurement
+from ..runs import Run
+from ..tables import Table
+from .build import build, known_kinds
+from .numerals import typeset
+from .page import Page
+
+_SETTINGS = (
+    "command",
+    "settings",
+    "source",
+    "weights",
+    "subject",
+    "seeds",
+    "machine",
+    "versions",
+    "times",
+    "fingerprint",
+)
+_CHECKUP = {"findings": "What was checked", "routes": "Ways to multiply", "projections": "Time and memory"}
+
+
+def of_run(folder: str | os.PathLike[str]) -> Page:
+    """The page of a run folder: all results that are in it, its settings, and how it ended.
+
+    Raises:
+        FileNotFoundError: If there is no run in it.
+        ValueError: If it is of another version, damaged, or holds no result.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Run.start(folder, "trace", {"num_probes": 4}) as run:
+        ...         run.keep(trace=ritz.Estimate(name="trace", value=3.0, exact=True))
+        ...     [section.title for section in of_run(folder).sections]
+        ['Overview', 'Settings', 'How to cite']
+    """
+    run = Run.open(folder)
+    results: list[Any] = []
+    notes = _state(run.header)
+    for name, result in run.results.items():
+        if name == "training":
+            results.append(_log(result, run))
+        elif name == "checkup" and isinstance(result, Mapping):
+            results += _checkup(result)
+        elif name == "measurements" and isinstance(result, Mapping):
+            results += _measurements(result)
+        elif isinstance(result, known_kinds()):
+            results.append(result)
+        else:
+            notes.append(f"{name} is in the folder and not on this page: it is a {type(result).__name__}.")
+    if not results:
+        raise ValueError(f"{run.folder} holds no result yet: let the run end, or name another folder")
+    settings = {key: run.header[key] for key in _SETTINGS if run.header.get(key)}
+    return build(*results, title=_title(run.header), subtitle=_subtitle(run.header), settings=settings, notes=notes)
+
+
+def _state(header: Mapping[str, Any]) -> list[str]:
+    """What must be known first: that it is not whole."""
+    if header["state"] == "done":
+        return []
+    stop = f": {header['stop']}" if header.get("stop") else ""
+    return [f"This run is not complete ({header['state']}{stop}). The page shows what was known."]
+
+
+def _title(header: Mapping[str, Any]) -> str:
+    """What was studied, if the header says it."""
+    name = _part(header, "source").get("function") or _part(header, "subject").get("model")
+    return f"{str(header['command']).capitalize()}: {name}" if name else ""
+
+
+def _part(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A mapping within the header; empty where it is not one."""
+    part = header.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _subtitle(header: Mapping[str, Any]) -> str:
+    subject = _part(header, "subject")
+    params = subject.get("num_params")
+    told = [f"{subject['model']}, {params:,} parameters" if isinstance(params, int) and "model" in subject else ""]
+    told += [str(subject.get("convention") or ""), _when(_part(header, "times").get("started"))]
+    return "; ".join(part for part in told if part)
+
+
+def _when(started: Any) -> str:
+    """A time as people write it; nothing where there is none."""
+    try:
+        return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except (TypeError, ValueError):
+        return ""
+
+
+def _log(rows: Sequence[Mapping[str, float]], run: Run) -> Memory:
+    """Rows of a training log."""
+    memory = Memory()
+    try:
+        for row in rows:
+            memory.log({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ValueError(f"the training log in {run.folder} is no list of rows with a step ({error})") from error
+    return memory
+
+
+def _checkup(found: Mapping[str, Any]) -> list[Table]:
+    """What `ritz doctor` found, as tables."""
+    tables = []
+    for key, title in _CHECKUP.items():
+        rows = [row for row in found.get(key, ()) if isinstance(row, Mapping)]
+        if rows:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            cells = [[_cell(row.get(name, "")) for name in names] for row in rows]
+            tables.append(Table([name.replace("_", " ") for name in names], cells, title=title))
+    return tables
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    return typeset(f"{value:.4g}") if isinstance(value, float) else str(value)
+
+
+def _measurements(found: Mapping[str, Measurement]) -> list[Any]:
+    """Of a comparison that was stopped: a whole solution, or the values of several side by side."""
+    if len(found) < 2:
+        return list(found.values())
+    keys = list(dict.fromkeys(key for m in found.values() for key in m))
+    rows = [[key, *(typeset(m[key].shown()) if key in m else "" for m in found.values())] for key in keys]
+    return [Table(["measure", *found], rows, title="Measured so far", numeric=range(1, len(found) + 1))]

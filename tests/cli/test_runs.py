@@ -1,0 +1,164 @@
+"""Run folders: what is in them, what is refused, what a kill leaves."""
+
+import json
+import math
+import os
+import subprocess
+
+import pytest
+import torch
+
+import ritz
+from ritz.cli import main
+from ritz.results import Estimate
+from ritz.runs import Run, check_folder, machine, plain, source_of, versions
+
+WORDS = ["measure", "study.py:make_risk", "--measures", "weight_norm", "--out", "run"]
+
+
+def begin(folder, **settings):
+    return Run.start(folder, "measure", settings, machine=machine())
+
+
+def test_results_come_back_equal_and_none_takes_one_away(tmp_path):
+    found = Estimate(name="trace", value=torch.arange(3.0), exact=True)
+    with begin(tmp_path / "run") as run:
+        run.keep(trace=found, other={"a": (1, None, math.inf)})
+        run.keep(other=None)
+    again = Run.open(tmp_path / "run")
+    assert list(again.results) == ["trace"]
+    assert again.results["trace"] == found
+    assert again.header["results"] == ["trace"]
+    assert again.header["versions"] == versions()
+    assert again.header["times"]["ended"] >= again.header["times"]["started"]
+
+
+def test_a_result_without_tensors_has_the_same_files(tmp_path):
+    with begin(tmp_path / "run") as run:
+        run.keep(loss=Estimate(name="loss", value=1.0, exact=True))
+    assert (tmp_path / "run" / "arrays.safetensors").exists()
+    assert ritz.load(tmp_path / "run" / "arrays")["loss"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "stop"),
+    [(KeyboardInterrupt(), "interrupted", "stopped by the keyboard"), (ValueError("a\nb"), "failed", "a b")],
+)
+def test_a_run_that_does_not_end_well_says_so(error, state, stop, tmp_path):
+    with pytest.raises(type(error)), begin(tmp_path / "run"):
+        raise error
+    header = Run.open(tmp_path / "run").header
+    assert (header["state"], header["stop"]) == (state, stop)
+
+
+def test_a_run_that_was_killed_goes_on_with_what_it_had(tmp_path):
+    killed = begin(tmp_path / "run", seed=0)
+    killed.keep(loss=Estimate(name="loss", value=1.0, exact=True))
+    with (tmp_path / "run" / "events.jsonl").open("ab") as file:
+        file.write(b'{"seconds": 1.0, "ev')  # torn
+    with begin(tmp_path / "run", seed=0) as run:
+        assert run.results["loss"].value == 1.0
+    kinds = [(event["event"], event.get("text")) for event in run.events()]
+    assert kinds == [
+        ("start", "ritz measure started"), ("start", "ritz measure gone on with"), ("end", "completed")
+    ]  # fmt: skip
+
+
+def test_events_are_lines_of_json_whatever_the_numbers(tmp_path):
+    with begin(tmp_path / "run") as run:
+        run.event("measure", key="trace", value=math.nan, stderr=math.inf)
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert json.loads(lines[1])["value"] == "NaN"
+    assert json.loads(lines[1])["stderr"] == "Infinity"
+    assert plain({"a": (-math.inf,)}) == {"a": ["-Infinity"]}
+
+
+def test_the_commit_of_the_users_file_is_known(tmp_path):
+    file = tmp_path / "study.py"
+    file.write_text("x = 1\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    names = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for words in (["init", "-q"], ["add", "study.py"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, env={**clean, **names})
+    found = source_of(file, "f")
+    assert len(found["commit"]) == 40
+    assert found["clean"] is True
+    file.write_text("x = 2\n")
+    assert source_of(file, "f")["clean"] is False
+
+
+def test_the_next_folder_is_numbered_and_none_is_used_twice(study, capsys):
+    for _ in range(2):
+        assert main([*WORDS[:-2]]) == 0
+    assert sorted(path.name for path in (study / "ritz-runs").iterdir()) == ["measure-1", "measure-2"]
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(study, capsys):
+    (study / "run").mkdir()
+    (study / "run" / "thesis.tex").write_text("precious")
+    assert main(WORDS) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "ritz measure: run holds thesis.tex and no run; name another folder with --out, nothing was written\n"
+    )
+    assert [path.name for path in (study / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_of_another_command_is_refused(study, capsys):
+    assert main(WORDS) == 0
+    assert main(["spectrum", "study.py:make_risk", "--out", "run"]) == 2
+    assert 'run holds another run: command is "measure" there and "spectrum" here' in capsys.readouterr().err
+    assert Run.open("run").header["command"] == "measure"
+
+
+def test_a_run_of_another_version_is_refused_and_left_alone(study, capsys):
+    (study / "run").mkdir()
+    text = '{"format": 99, "command": "measure"}'
+    (study / "run" / "run.json").write_text(text)
+    assert main(WORDS) == 2
+    error = capsys.readouterr().err
+    assert "run.json has format 99, of another version of ritz" in error
+    assert "name another folder" in error
+    assert len(error.splitlines()) == 1
+    assert (study / "run" / "run.json").read_text() == text
+
+
+def test_a_damaged_run_is_refused(study, capsys):
+    assert main(WORDS) == 0
+    whole = (study / "run" / "run.json").read_text()
+    (study / "run" / "run.json").write_text(whole[:50])
+    assert main(WORDS) == 2
+    assert "run.json is damaged" in capsys.readouterr().err
+    (study / "run" / "run.json").write_text(whole)
+    (study / "run" / "run.json").write_text('{"format": 1}')
+    assert main(WORDS) == 2
+    assert "run.json is damaged (KeyError: 'command')" in capsys.readouterr().err
+    (study / "run" / "run.json").write_text(whole)
+    (study / "run" / "arrays.json").rename(study / "kept.json")
+    assert main(WORDS) == 2
+    assert "run has lost its results (measurement)" in capsys.readouterr().err
+    (study / "run" / "arrays.json").write_text('{"format": 1')
+    assert main(WORDS) == 2
+    assert "the results in run cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_users_code_runs(study, capsys):
+    (study / "file").write_text("")
+    for out in ("file", "file/run"):
+        assert main([*WORDS[:-1], out]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("ritz measure: file")
+        assert "--out" in captured.err
+        assert "your code" not in captured.out
+    assert (study / "file").read_text() == ""
+
+
+def test_a_folder_without_leave_to_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="cannot be written to; name another folder"):
+        check_folder(tmp_path / "run")
+
+
+def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no run: there is no run.json in it; name a folder"):
+        Run.open(tmp_path)

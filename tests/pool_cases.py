@@ -1,0 +1,78 @@
+"""What tests of the pool send to other processes, which import it by name: functions, data and recipes."""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ritz.papers.loop import Data, Training
+from ritz.papers.recipe import Key, Recipe, on_parameters
+from ritz.replay import matmul_precision
+from ritz.space import random_uniform
+
+EPOCHS = 6
+
+
+def some_data() -> dict[str, Data]:
+    """Four batches of 8, on two sides of a line; the test data is a part of the same memory."""
+    X = random_uniform(3 * 40, ("inputs",)).reshape(40, 3) * 2 - 1
+    y = (X.sum(1) > 0).long()
+    return {"train": (X[:32], y[:32]), "test": (X[32:], y[32:])}
+
+
+def recipe(seed: int, hold: str = "") -> Recipe:
+    """With dropout; it does not go beyond the second epoch while there is a file."""
+    return Recipe(
+        name=f"small, {seed}",
+        model=network,
+        optimizer=partial(on_parameters, kind=torch.optim.SGD, lr=0.5),
+        augment=partial(held, path=hold) if hold else None,
+        epochs=EPOCHS,
+        batch_size=8,
+        seed=seed,
+    )
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+def held(x: Tensor, key: Key, path: str) -> Tensor:
+    while key[1] > 1 and Path(path).exists():
+        time.sleep(0.01)
+    return x
+
+
+def weight_sum(done: Training, recipe: Recipe, data: dict[str, Data], scale: float = 1.0) -> dict[str, Any]:
+    """A number that depends on all weights, which process found it, and how torch is set there."""
+    total = sum(float(p.detach().sum()) for p in done.model.parameters())
+    torch_is = [str(torch.get_default_dtype()), torch.get_num_threads(), matmul_precision()]
+    return {"sum": scale * total, "process": os.getpid(), "place": data["train"][0].data_ptr(), "torch": torch_is}
+
+
+def refuse(done: Training, recipe: Recipe, data: dict[str, Data]) -> dict[str, float]:
+    raise ValueError(f"seed {recipe.seed} is not liked")
+
+
+def fail(begun: Path) -> None:
+    """Once another task is under way."""
+    while not begun.exists():
+        time.sleep(0.01)
+    raise ValueError("no good")
+
+
+def vanish(begun: Path, done: Path) -> None:
+    """End without a word, when all is done."""
+    begun.touch()
+    time.sleep(0.3)
+    done.touch()
+    os._exit(3)
+
+
+def sleep(begun: Path) -> None:
+    begun.touch()
+    time.sleep(300)
