@@ -16,7 +16,6 @@ import json
 import math
 import platform
 import statistics
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ import ritz
 from ritz.errors import NonFiniteError, NumericalWarning
 from ritz.optim import KFAC, AutoDamping, BulkEdge, LedoitWolf, NoiseVariance, linear_decay
 from ritz.papers.data.images import Data, load_images
+from ritz.papers.experiment import own_commit
 from ritz.space import random_uniform
 
 FILE = "convergence.json"
@@ -425,7 +425,7 @@ def main() -> None:
         "early_seeds", "every", "num_batches",
     )  # fmt: skip
     settings = {key: getattr(args, key) for key in kept} | {"dampings": list(DAMPINGS), "kl_clip": CLIP, "eps": EPS}
-    about = {"settings": settings, "commit": args.commit or _commit(), "torch": torch.__version__}
+    about = {"settings": settings, "commit": args.commit or own_commit(), "torch": torch.__version__}
     about["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
     args.out.mkdir(parents=True, exist_ok=True)
     target = args.out / FILE
@@ -446,15 +446,6 @@ def write_page(folder: Path, target: Path) -> None:
     from pages.convergence import page
 
     page(folder, target)
-
-
-def _commit() -> str:
-    """Of the code that ran, and whether the tree had changes beside it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":

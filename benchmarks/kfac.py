@@ -12,7 +12,6 @@ import gc
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -25,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import ritz
 from ritz.optim import KFAC, AutoDamping, TracePenalty
+from ritz.papers.experiment import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -627,7 +627,7 @@ def main() -> None:
     kept = ("device", "rounds", "steps", "warmup", "batch_size", "factor_every", "inverse_every", "width")
     about = {
         "settings": {key: getattr(args, key) for key in kept},
-        "commit": args.commit or _commit(),
+        "commit": args.commit or own_commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
     }
@@ -645,15 +645,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(inner) for inner in value]
     return round(value, 4) if isinstance(value, float) else value
-
-
-def _commit() -> str:
-    """Of the code that ran, and whether the tree had changes beside it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import gzip
 import json
 import math
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 import ritz
 from ritz.operators import DenseOperator
+from ritz.papers.experiment import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -425,18 +425,13 @@ def main() -> None:
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     about = {
         "settings": {key: str(value) for key, value in vars(args).items() if key not in ("out", "page", "mnist")},
-        "commit": args.commit or _commit(),
+        "commit": args.commit or own_commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
     }
     args.out.mkdir(parents=True, exist_ok=True)
     target = args.out / f"krylov-{args.model}-{'-'.join(args.matrices)}.json"
     measure(args, keep=lambda report: target.write_text(json.dumps(report | about)) and None)
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ The data is found through RITZ_DATA or --data, a folder in torchvision's layout.
 import argparse
 import json
 import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -29,6 +28,7 @@ from ritz.papers import logistic_damping_claims as judgement
 from ritz.papers import logistic_damping_figure as figures
 from ritz.papers.base import Claim
 from ritz.papers.data.images import Data, load_images
+from ritz.papers.experiment import own_commit
 from ritz.results import Estimate
 from ritz.space import random_uniform
 
@@ -498,7 +498,7 @@ def main() -> None:
             torch.set_num_threads(1)  # so little work is slower on several threads, on a busy machine many times
         cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
         about = {
-            "commit": args.commit or _commit(),
+            "commit": args.commit or own_commit(),
             "torch": torch.__version__,
             "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
         }
@@ -507,15 +507,6 @@ def main() -> None:
         write(judge(report), args.out)
     if args.quick:
         page(args.out, args.out)
-
-
-def _commit() -> str:
-    """Of the code that ran, and whether the tree had changes beside it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":

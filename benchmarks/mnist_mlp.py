@@ -14,7 +14,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -26,6 +25,7 @@ import torch
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
 from ritz.papers.base import Claim
+from ritz.papers.experiment import own_commit
 from ritz.results import Estimate
 from ritz.space import random_uniform
 
@@ -336,22 +336,13 @@ def main() -> None:
     kept = ("device", "seeds", "epochs", "num_steps", "num_probes")
     about = {
         "settings": {key: getattr(args, key) for key in kept},
-        "commit": args.commit or _commit(),
+        "commit": args.commit or own_commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
     }
     write(judge(about | measure(args)), args.out)
     if args.quick:
         page(args.out, args.out)
-
-
-def _commit() -> str:
-    """Of the code that ran, and whether the tree had changes beside it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (" + changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":

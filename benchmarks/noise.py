@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kfac import _commit
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, vmap
 from torch.nn.functional import cross_entropy
@@ -31,6 +30,7 @@ from torch.nn.functional import cross_entropy
 import ritz
 from ritz.optim import KFAC, AutoDamping, Stream
 from ritz.papers.data import Data, load
+from ritz.papers.experiment import own_commit
 from ritz.results import from_samples
 
 FILE = "noise.json"
@@ -483,7 +483,7 @@ def main() -> None:
     report = {
         "settings": {key: getattr(args, key) for key in names},
         "data": "scikit-learn's digits" if args.quick else "Fashion-MNIST",
-        "commit": args.commit or _commit(),
+        "commit": args.commit or own_commit(),
         "torch": torch.__version__,
         "machine": f"{platform.machine()} CPU, 1 thread",
         **measure(args),

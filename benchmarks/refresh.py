@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from kfac import _commit, vgg16
+from kfac import vgg16
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.optim.lr_scheduler import LambdaLR
 
 from ritz.optim import KFAC, linear_decay
 from ritz.papers.data.images import load_images
+from ritz.papers.experiment import own_commit
 from ritz.results import from_samples
 from ritz.space import random_uniform
 
@@ -286,7 +287,7 @@ def main() -> None:
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     about = {
         "settings": {key: getattr(args, key) for key in ("device", "epochs", "seeds", "batch_size", "every", "width")},
-        "commit": args.commit or _commit(),
+        "commit": args.commit or own_commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
     }

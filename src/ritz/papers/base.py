@@ -6,7 +6,7 @@ other, with its evidence. The verdict is computed and never written by hand:
     holds               every value that the measurement leaves open is one that the claim allows
     holds in direction  not so, but every one lies on the claim's side of a reference: no difference, the ratio 1
     refuted             none is allowed; where there is a reference, none lies on the claim's side of it either
-    not decidable       all else: the error bar does not decide
+    not decidable       all else: the error bar does not decide, or the measurement is short of what the claim is about
 """
 
 import math
@@ -51,6 +51,9 @@ class Claim:
         evidence: What was done and seen; for a refuted claim what is true instead.
         reference: The number on whose one side the claim is: above it where `expected` is above. None for a claim that
             has no direction; one that is of nothing but the direction is written with `relation`.
+        short_of: What the paper had and this measurement had not, as "15 of 300 epochs", where the number cannot come
+            out without it: what is then apart from the claim refutes nothing, and the verdict is "not decidable". It is
+            for what training has to reach; orders and differences are judged on what was run, either way.
 
     Raises:
         TypeError: If `expected` or `measured` is not of these kinds, or one is a bool and the other is not.
@@ -69,6 +72,8 @@ class Claim:
         'refuted'
         >>> [Claim(expected=4.0, tolerance=0.5, reference=r, **about).verdict for r in (None, 0.0, 3.0)]
         ['refuted', 'holds in direction', 'not decidable']
+        >>> Claim(expected=65.3, short_of="15 of 300 epochs", **about).verdict
+        'not decidable'
     """
 
     paper: str
@@ -80,6 +85,7 @@ class Claim:
     relation: Relation = "="
     evidence: str = ""
     reference: float | None = None
+    short_of: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.expected, bool | int | float):
@@ -114,6 +120,11 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """The interval of what was measured against what the claim allows, and against the reference."""
+        verdict = self._judged()
+        return "not decidable" if verdict == "refuted" and self.short_of else verdict
+
+    def _judged(self) -> Verdict:
+        """By the numbers alone."""
         if isinstance(self.measured, bool):
             return "holds" if self.measured == self.expected else "refuted"
         low, high = self._open()

@@ -1,7 +1,8 @@
 """What an experiment is: how it is set, what it gives, and how that is written.
 
     smoke    the whole path on little data, in seconds: does it run?
-    short    fewer epochs, seeds or images, in minutes; the claims say what was measured, not what would be
+    short    fewer epochs, seeds or images, in minutes; the claims say what was measured, not what would be: a number
+             that only the whole training reaches is `short_of` it, and what is apart from it refutes nothing
     paper    as published
 
 A run writes `PAPER/ITEM.json`: settings, seeds, recipes, commit, versions, machine, the claims with their verdicts and
@@ -102,6 +103,7 @@ class Experiment:
         source: Where the papers have it.
         run: Setting and progress to the rows that were measured and the claims that follow.
         figure: Draws the rows, as they are read from the file; None where there is nothing to draw.
+        claims: The claims that follow from the rows of a file; None where rows do not hold all that claims need.
     """
 
     paper: str
@@ -110,6 +112,7 @@ class Experiment:
     source: str
     run: Callable[[Setting, Progress], tuple[Rows, list[Claim]]]
     figure: "Callable[[Rows], Figure] | None" = None
+    claims: Callable[[Rows], list[Claim]] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,8 @@ class Outcome:
     seconds: float
 
     def write(self, folder: Path) -> Path:
-        """`folder`/PAPER/ITEM.json, whole or not at all, a line for each row and claim: changes can be read."""
-        target = folder / self.experiment.paper / f"{self.experiment.item}.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        entries = []
-        for key, value in _finite(self.plain()).items():
-            inner = value if isinstance(value, list) and value and isinstance(value[0], dict) else None
-            text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
-            entries.append(f" {_json(key)}: {text}")
-        return write_text(target, "{\n" + ",\n".join(entries) + "\n}\n")
+        """`folder`/PAPER/ITEM.json."""
+        return write_result(self.plain(), folder)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it; folders are left out, which are of one machine."""
@@ -155,6 +151,18 @@ class Outcome:
             "claims": [plain_claim(claim) for claim in self.claims],
             "rows": self.rows,
         }
+
+
+def write_result(result: Mapping[str, Any], folder: Path) -> Path:
+    """`folder`/PAPER/ITEM.json, whole or not at all, a line for each row and claim: changes can be read."""
+    target = folder / result["paper"] / f"{result['item']}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for key, value in _finite(result).items():
+        inner = value if isinstance(value, list) and value and isinstance(value[0], dict) else None
+        text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
+        entries.append(f" {_json(key)}: {text}")
+    return write_text(target, "{\n" + ",\n".join(entries) + "\n}\n")
 
 
 @cache
@@ -222,8 +230,9 @@ def plain_claim(claim: Claim) -> dict[str, Any]:
         'refuted'
     """
     found: dict[str, Any] = {**vars(claim), "verdict": claim.verdict}
-    if claim.reference is None:
-        del found["reference"]
+    for key, nothing in (("reference", None), ("short_of", "")):
+        if found[key] == nothing:
+            del found[key]
     if isinstance(claim.measured, Estimate):
         found["measured"] = _short(claim.measured.value)
         found["interval"] = [_short(end) for end in claim.measured.interval()]
@@ -247,6 +256,20 @@ def read_claim(plain: Mapping[str, Any]) -> Claim:
         low, high = (float(end) for end in plain["interval"])
         fields["measured"] = Estimate(name=plain["text"], value=float(plain["measured"]), bracket=(low, high))
     return Claim(**fields)
+
+
+def numbers(rows: Any) -> Rows:
+    """Rows as they were before they were written: "nan", "inf" and "-inf" are numbers.
+
+    Example:
+        >>> numbers([{"loss": [1.0, "inf"], "stop": "finished"}])
+        [{'loss': [1.0, inf], 'stop': 'finished'}]
+    """
+    if isinstance(rows, dict):
+        return {key: numbers(value) for key, value in rows.items()}  # type: ignore[return-value]
+    if isinstance(rows, list):
+        return [numbers(value) for value in rows]  # type: ignore[misc]
+    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows  # type: ignore[return-value]
 
 
 def _short(value: Any) -> float:

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from . import (
     affine,
     cifar_spectra,
+    cifar_spectra_claims,
     cifar_spectra_figure,
     damping_cifar_claims,
     damping_cifar_figure,
@@ -20,15 +22,17 @@ from . import (
     margins_timing,
     mnist_mlp,
     mnist_mlp_claims,
+    noise_spectrum,
     softmax,
     stability,
+    stability_claims,
     subsampling,
     trace_penalty,
     weight_norms,
 )
 from .base import Claim
 from .data.images import load_images
-from .experiment import Experiment, Outcome, Progress, Rows, Setting
+from .experiment import Experiment, Outcome, Progress, Rows, Setting, numbers, plain_claim
 
 
 def _affine(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
@@ -77,31 +81,34 @@ def _logistic(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
 
 def _decays(paper: str, item: str, title: str, source: str) -> Experiment:
     """A network of CIFAR-100 at three weight decays, which two papers show."""
-    return Experiment(paper, item, title, source, partial(cifar_spectra.run_decays, item), cifar_spectra_figure.figure)
+    run, figure = partial(cifar_spectra.run_decays, item), cifar_spectra_figure.figure
+    return Experiment(paper, item, title, source, run, figure, cifar_spectra_claims.decay_claims)
 
 
 def _vgg16(item: str, title: str, where: str) -> Experiment:
     """VGG-16 on CIFAR-100 with flat and learned damping."""
     source, run = f"seed 004, {where}", partial(damping_cifar_claims.run, item)
-    return Experiment("damping", item, title, source, run, damping_cifar_figure.figure)
+    return Experiment(
+        "damping", item, title, source, run, damping_cifar_figure.figure, partial(damping_cifar_claims.claims, item)
+    )
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("false-friend", "mlp", "the network of 9,960 parameters on MNIST", "seed 000, figure 2", _mlp),
     Experiment(
         "false-friend", "softmax", "softmax regression on MNIST at three weight decays", "seed 000, figure 1",
-        softmax.run, softmax.figure,
+        softmax.run, softmax.figure, softmax.claims,
     ),
     _decays("false-friend", "allcnn", "All-CNN-C on CIFAR-100 at three weight decays", "seed 000, figure 3"),
     _decays("false-friend", "preresnet", "PreResNet on CIFAR-100 at three weight decays", "seed 000, figure 4"),
     _decays("false-friend", "wideresnet", "WideResNet, BatchNorm in both modes", "seed 000, figures 5 and 8"),
     Experiment(
         "false-friend", "vgg-gadam", "VGG-16 with BatchNorm by SGD and by Gadam", "seed 000, figure 6",
-        cifar_spectra.run_optimisers, cifar_spectra_figure.figure,
+        cifar_spectra.run_optimisers, cifar_spectra_figure.figure, cifar_spectra_claims.optimiser_claims,
     ),
     Experiment(
         "false-friend", "stability", "learning rates, lambda_1 and Ritz values", "seed 000, section 4 and theorem 2",
-        stability.run, stability.figure,
+        stability.run, stability.figure, stability_claims.claims,
     ),
     Experiment("pac-bayes", "mlp", "the same network, at three weight decays", "seed 002, table 1", _mlp),
     _decays("pac-bayes", "allcnn", "All-CNN-C on CIFAR-100: the metric and its parts", "seed 002, tables 2 and 3"),
@@ -109,38 +116,42 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _decays("pac-bayes", "wideresnet", "WideResNet on CIFAR-100: the metric and its parts", "seed 002, table 5"),
     Experiment(
         "pac-bayes", "penalty", "does a trace penalty help?", "seed 002, tables 7 and 8", trace_penalty.run,
-        cifar_spectra_figure.figure,
+        cifar_spectra_figure.figure, trace_penalty.claims,
     ),
     Experiment(
         "pac-bayes", "subsampling", "moments and log-determinants of sub-samples", "seed 002, figure 2 and section 4.2",
-        subsampling.run, subsampling.figure,
+        subsampling.run, subsampling.figure, subsampling.claims,
     ),
     Experiment(
         "pac-bayes", "weight-norms", "norm and test error at eight weight decays", "seed 002, figure 1c",
-        weight_norms.run, weight_norms.figure,
+        weight_norms.run, weight_norms.figure, weight_norms.claims,
     ),
     Experiment("margins", "affine", "Hessian traces of an affine predictor", "seed 003, figure 2", _affine),
     Experiment(
         "margins", "lenet", "Hessian traces of samples against margins, LeNet along training", "seed 003, figure 3",
-        margins_lenet.run, margins_lenet.figure,
+        margins_lenet.run, margins_lenet.figure, margins_lenet.claims,
     ),
     Experiment(
         "margins", "batches", "small against large batches, network F1", "seed 003, section 4 and appendix B.1",
-        margins_batch.run, margins_batch_figure.figure,
+        margins_batch.run, margins_batch_figure.figure, margins_batch.claims,
     ),
     Experiment(
         "margins", "classes", "outliers against number of classes", "seed 003, section 6", margins_classes.run,
-        margins_classes.figure,
+        margins_classes.figure, margins_classes.claims,
     ),
     Experiment(
         "margins", "scaling", "T_alpha on a trained network", "seed 003, section 5", margins_scaling.run,
-        margins_scaling.figure,
+        margins_scaling.figure, margins_scaling.claims,
     ),
     Experiment(
         "margins", "timing", "traces of samples against margins: what they cost", "seed 003, section 3.2.1",
-        margins_timing.run, margins_timing.figure,
+        margins_timing.run, margins_timing.figure, margins_timing.claims,
     ),
     Experiment("damping", "logistic", "LanczosOPT on softmax regression", "seed 004, figures 4 to 6", _logistic),
+    Experiment(
+        "damping", "noise", "the noise of batch Hessians", "seed 004, lemmas 2 and 3, theorems 1 and 4, section 7.1",
+        noise_spectrum.run, noise_spectrum.figure,
+    ),
     _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
     _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),
     _vgg16("figure12-dropout", "KFAC, learned and flat damping without dropout", "figure 12"),
@@ -167,15 +178,15 @@ def find(paper: str, item: str | None = None, table: Sequence[Experiment] = EXPE
         ValueError: If there is none; it names those that there are.
 
     Example:
-        >>> [experiment.item for experiment in find("margins")]
-        ['affine']
+        >>> [experiment.title for experiment in find("margins", "affine")]
+        ['Hessian traces of an affine predictor']
     """
     known: Mapping[str, list[str]] = {
         name: [experiment.item for experiment in table if experiment.paper == name]
         for name in dict.fromkeys(experiment.paper for experiment in table)
     }
-    numbers = {seed.removeprefix("seed "): name for name, seeds in PAPERS.items() for seed in seeds}
-    paper = numbers.get(paper, paper)
+    by_number = {seed.removeprefix("seed "): name for name, seeds in PAPERS.items() for seed in seeds}
+    paper = by_number.get(paper, paper)
     if paper not in known:
         raise ValueError(f"no paper is called {paper!r}; there are {', '.join(known)}")
     if item is not None and item not in known[paper]:
@@ -189,3 +200,15 @@ def reproduce(experiment: Experiment, setting: Setting, progress: Progress | Non
     rows, claims = experiment.run(setting, progress or (lambda what, done, total: None))
     own = [claim for claim in claims if claim.paper in PAPERS[experiment.paper]]
     return Outcome(experiment, setting, rows, own, time.perf_counter() - start)
+
+
+def judge(result: Mapping[str, Any], table: Sequence[Experiment] = EXPERIMENTS) -> dict[str, Any]:
+    """A result as it is in a file, with the claims that its rows give by the code of today; all else stays.
+
+    Where claims do not follow from the rows alone, or nothing of this name is in the table, they stay too.
+    """
+    one = next((one for one in table if (one.paper, one.item) == (result["paper"], result["item"])), None)
+    if one is None or one.claims is None:
+        return dict(result)
+    found = [claim for claim in one.claims(numbers(result["rows"])) if claim.paper in PAPERS[one.paper]]
+    return {**result, "claims": [plain_claim(claim) for claim in found]}

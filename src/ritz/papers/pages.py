@@ -18,14 +18,14 @@ from ..results import show
 from ..storage import write_text
 from .base import Verdict, allowed
 from .catalogue import CATALOGUE, Shown
-from .experiment import Experiment, Rows, read_claim
+from .experiment import Experiment, numbers, read_claim
 from .experiments import EXPERIMENTS, PAPERS
 
 Result = dict[str, Any]
 
 PAGE = "reproductions.md"
 MANY = 40  # claims that are folded away
-EVIDENCE = 200  # characters of it in a table
+EVIDENCE = 320  # characters of it in a table
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 PLURAL = dict(zip(VERDICTS, ("hold", "hold in direction", "are refuted", "are not decidable"), strict=True))
 
@@ -37,8 +37,11 @@ vectors, is what the paper has, give or take a tolerance; it *holds in direction
 difference or the ratio is on the paper's side; it is *refuted* where nothing that is left open agrees; else it is
 *not decidable*. Verdicts are computed from the two numbers.
 
-At the budget *paper* an experiment is run as published; at *short* on fewer epochs, seeds or images: its verdicts are
-about what was run, and the evidence says what that is. At *smoke* it is shown to run, and its verdicts say nothing.
+At the budget *paper* an experiment is run as published; at *short* on fewer epochs, seeds or images, and the evidence
+says on how many. Orders and differences are then judged on what was run, for and against the paper. A number that only
+the whole training reaches, as an accuracy after 300 epochs, is not refuted by a run of 15: where it is not met it is
+*not decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to run, and its verdicts
+say nothing.
 
 Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
 recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment.
@@ -111,20 +114,6 @@ def figure_name(result: Mapping[str, Any]) -> str:
     return f"reproductions_{result['paper']}_{result['item']}.png"
 
 
-def numbers(rows: Any) -> Rows:
-    """Rows as they were before they were written: "nan", "inf" and "-inf" are numbers.
-
-    Example:
-        >>> numbers([{"loss": [1.0, "inf"], "stop": "finished"}])
-        [{'loss': [1.0, inf], 'stop': 'finished'}]
-    """
-    if isinstance(rows, dict):
-        return {key: numbers(value) for key, value in rows.items()}  # type: ignore[return-value]
-    if isinstance(rows, list):
-        return [numbers(value) for value in rows]  # type: ignore[misc]
-    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows  # type: ignore[return-value]
-
-
 # ----------------------------------------------------------------------------------------------------- parts
 
 
@@ -170,7 +159,8 @@ def _section(result: Result, ids: Sequence[str], drawn: bool) -> str:
 
 def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
     verdict = claim["verdict"] if claim["verdict"].startswith("holds") else f"**{claim['verdict']}**"
-    evidence = shorten(claim.get("evidence", ""), EVIDENCE, placeholder=" ...")
+    short = f"Short of the paper: {claim['short_of']}. " if claim.get("short_of") else ""
+    evidence = shorten(short + claim.get("evidence", ""), EVIDENCE, placeholder=" ...")
     where = f"{claim['paper']}, {claim['where']}" if claim["where"] else claim["paper"]
     return where, claim["text"], allowed(read_claim(claim)), _measured(claim), verdict, evidence
 
