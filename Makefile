@@ -6,8 +6,9 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints/ci.txt
 READY := .venv/.ready
 DEV := .venv/.ready-dev
+SITE := .venv/.ready-docs
 
-.PHONY: help demo test test-slow check lint types format bench install clean
+.PHONY: help demo test test-slow check lint types format bench docs install integrations clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +19,8 @@ help:
 	@echo "make lint       ruff: rules and format;    make format  mends what can be mended"
 	@echo "make types      mypy, strict, on src"
 	@echo "make bench      the benchmarks in their quick form"
+	@echo "make docs       the pages and the reference as a site, in build/docs"
+	@echo "make integrations   Lightning, transformers, TensorBoard: tests that need them are skipped without"
 	@echo "make install    only make .venv;           make clean   remove it and all caches"
 
 demo: $(READY)
@@ -49,7 +52,16 @@ format: $(DEV)
 bench: $(DEV)
 	@set -e; for file in $(wildcard benchmarks/*.py); do echo "$$file"; $(BIN)/python "$$file" --quick; done
 
+# A warning is an error: a link that leads nowhere, a page that nothing lists, a docstring that cannot be read.
+docs: $(SITE)
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
+
 install: $(DEV)
+
+# Lightning, transformers and TensorBoard, for the tests of what plugs into them: a few hundred megabytes.
+integrations: $(DEV)
+	@$(INSTALL) --group integrations
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
@@ -68,4 +80,9 @@ $(READY): pyproject.toml constraints/ci.txt
 $(DEV): $(READY) constraints/oracles.txt
 	@$(INSTALL) --group test --group lint
 	@$(INSTALL) --no-deps -r constraints/oracles.txt
+	@touch $@
+
+# What the site needs besides.
+$(SITE): $(READY)
+	@$(INSTALL) --group docs
 	@touch $@

@@ -28,7 +28,8 @@ from ritz.papers import logistic_damping_claims as judgement
 from ritz.papers import logistic_damping_figure as figures
 from ritz.papers.base import Claim
 from ritz.papers.data.images import Data, load_images
-from ritz.papers.experiment import own_commit
+from ritz.papers.experiment import own_commit, plain_claim, write_result
+from ritz.papers.experiments import find
 from ritz.results import Estimate
 from ritz.space import random_uniform
 
@@ -155,6 +156,19 @@ def write(report: dict[str, Any], folder: Path) -> None:
             text = json.dumps(value, ensure_ascii=False)
         lines.append(f" {json.dumps(key)}: {text}")
     (folder / FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
+
+
+def as_result(report: dict[str, Any]) -> dict[str, Any]:
+    """The report as `ritz reproduce damping logistic` would write it, but for the runs, which stay where they are."""
+    (one,) = find("damping", "logistic")
+    return {
+        "paper": one.paper, "item": one.item, "title": one.title, "source": one.source,
+        "setting": {"budget": "paper", "device": "cpu", "seeds": len(report["settings"]["seeds"]), "workers": 1},
+        "seeds": report["settings"]["seeds"], "commit": report["commit"], "versions": {"torch": report["torch"]},
+        "machine": report["machine"], "seconds": round(sum(report["seconds"].values()), 1), "recipes": [],
+        "claims": [plain_claim(claim) for claim in judgement.claims(judgement.from_plain(report["runs"])).values()],
+        "rows": [{"file": f"benchmarks/results/{FILE}", "page": "docs/logistic_damping.md"}],
+    }  # fmt: skip
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -480,6 +494,7 @@ def main() -> None:
     parser.add_argument("--parts", type=Path, default=Path("build/benchmarks/logistic_damping"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
+    parser.add_argument("--result", type=Path, nargs=2, metavar=("RESULTS", "OUT"), help="as `ritz reproduce` has it")
     parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
     parser.add_argument("--quick", action="store_true", help="noise for images, two seeds, seconds: does it run?")
     args = parser.parse_args()
@@ -488,6 +503,9 @@ def main() -> None:
         return
     if args.judge:
         write(judge(read(args.judge)), args.judge)
+        return
+    if args.result:
+        write_result(as_result(read(args.result[0])), args.result[1])
         return
     torch.set_flush_denormal(True)  # where an image is certain its probabilities are, and a CPU is slow with those
     with tempfile.TemporaryDirectory() as folder:

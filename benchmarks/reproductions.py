@@ -2,6 +2,7 @@
 
     python benchmarks/reproductions.py --only damping/table2 margins/affine --budget short --device cuda --runs runs
     python benchmarks/reproductions.py --page results docs         reproductions.md and its figures, from the files
+    python benchmarks/reproductions.py --judge results             the claims anew from the rows that were measured
 
 Every result is written as soon as it is there, to OUT/PAPER/ITEM.json. An experiment that fails is told of at the end,
 and the next one goes on. With --runs a call that was killed goes on where it was. Data sets are found through
@@ -17,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ritz.papers import experiments
-from ritz.papers.experiment import Experiment, Setting
-from ritz.papers.pages import write_page
+from ritz.papers.experiment import Experiment, Setting, write_result
+from ritz.papers.pages import read_results, write_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,10 +45,26 @@ def run(found: Sequence[Experiment], settings: Callable[[], Setting], out: Path)
             traceback.print_exc()
             failed.append(name)
             continue
-        counted = Counter(claim.verdict for claim in outcome.claims)
-        said = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+        said = _counted(Counter(claim.verdict for claim in outcome.claims))
         print(f"wrote {target} after {outcome.seconds:.0f} s: {said}", flush=True)
     return failed
+
+
+def judge(folder: Path) -> list[str]:
+    """Judge all results of a folder again; returns a line for each file that has changed."""
+    told = []
+    for result in read_results(folder):
+        path = folder / result["paper"] / f"{result['item']}.json"
+        before, verdicts = path.read_text(encoding="utf8"), Counter(one["verdict"] for one in result["claims"])
+        again = experiments.judge(result)
+        if write_result(again, folder).read_text(encoding="utf8") != before:
+            now = Counter(one["verdict"] for one in again["claims"])
+            told.append(f"{path}: {_counted(verdicts)}; now {_counted(now)}")
+    return told
+
+
+def _counted(verdicts: Counter[str]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
 
 
 def _say(every: float = 10.0) -> Callable[[str, int, int], None]:
@@ -77,10 +94,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="how many, in the place of the budget's own number")
     parser.add_argument("--commit", help="of the code, where git cannot say")
     parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
+    parser.add_argument("--judge", type=Path, metavar="RESULTS")
     parser.add_argument("--quick", action="store_true", help="the page from the committed results, in build: seconds")
     args = parser.parse_args()
     if args.quick:
         args.page = (ROOT / "results", ROOT / "build" / "benchmarks")
+    if args.judge:
+        print("\n".join(judge(args.judge)) or "nothing has changed")
+        return 0
     if args.page:
         for path in write_page(*args.page):
             print(f"wrote {path}")

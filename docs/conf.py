@@ -1,6 +1,7 @@
 """Sphinx: the pages of this folder as a site, with the reference from docstrings. `make docs` builds it."""
 
 import importlib.metadata
+import itertools
 import re
 
 project = "ritz"
@@ -11,20 +12,19 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"ritz {release}"
 html_copy_source = False
+smartquotes_action = "D"  # dashes only: "eval" is code as often as not
 
 myst_heading_anchors = 4  # links to headings, as on the pages themselves
-myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attributes are described once
 python_maximum_signature_line_length = 100
-nitpicky = False
 
-TABLE_LINK = re.compile(r"^\| \[[^\]]+\]\(([\w/]+)\.md\)", re.MULTILINE)
+TABLE_LINK = re.compile(r"^\| \[([^\]]+)\]\(([\w/]+)\.md\)", re.MULTILINE)  # in a first column
 SPAN = re.compile(r"(?<![\w`\\])`([^`\n]+)`(?!`)")
 SECTION = re.compile(r"^(Args|Attributes|Example|Raises|Returns|Yields|Note|Warns):$")
 
@@ -35,17 +35,17 @@ def toctrees(index: str) -> str:
     The tables are what a reader of the file sees; nothing has to be said twice.
     """
     trees = []
-    for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
-        pages = TABLE_LINK.findall(part)
+    for part in re.split(r"^#+ ", index, flags=re.MULTILINE)[1:]:
+        heading, _, text = part.partition("\n")
+        pages = [f"{name} <{page}>" for name, page in TABLE_LINK.findall(text)]
         if pages:
-            caption = part.partition("\n")[0]
-            trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]))
+            trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```"]))
     return "\n\n".join(trees)
 
 
 def add_toctrees(app, docname, source):
-    """Put the navigation behind the index page."""
-    if docname == "index":
+    """Put the navigation behind an index page."""
+    if docname.rpartition("/")[2] == "index":
         source[0] += "\n" + toctrees(source[0])
 
 
@@ -56,33 +56,22 @@ def as_restructured(lines: list[str]) -> list[str]:
     paragraph that is indented for itself is shown as it stands. Examples are left alone.
     """
     out: list[str] = []
-    base, shown = 0, False  # indent of the text of the section; within an indented paragraph
-    for number, line in enumerate(lines):
-        text = line.lstrip()
-        indent = len(line) - len(text)
-        before = lines[number - 1] if number else ""
-        if indent == 0 and SECTION.match(text):
-            base, shown = 4, False
-            out.append(line)
-            continue
-        if text and indent == 0 and not before.strip():
+    base = 0  # where the text of a section begins
+    for filled, group in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+        paragraph = list(group)
+        if SECTION.match(paragraph[0]):
+            out.append(paragraph.pop(0))
+            base = 4
+        elif filled and not paragraph[0].startswith(" "):
             base = 0
-        if text and not shown and not before.strip() and indent >= base + 2 and not text.startswith((">>>", "- ")):
-            out += [" " * base + "::", ""]
-            shown = True
-        elif text and shown and indent <= base:
-            shown = False
-        out.append(line if shown or _is_example(lines, number) else " " * indent + _escaped(text))
+        text = paragraph[0].lstrip() if paragraph else ""
+        if text.startswith(">>>"):
+            out += paragraph
+        elif text and not text.startswith("- ") and len(paragraph[0]) - len(text) > base:
+            out += [" " * base + "::", "", *paragraph]
+        else:
+            out += [_escaped(line) for line in paragraph]
     return out
-
-
-def _is_example(lines: list[str], number: int) -> bool:
-    """Whether a line belongs to a block that begins with a prompt."""
-    while number and lines[number - 1].strip():
-        number -= 1
-    return lines[number].lstrip().startswith(">>>") or SECTION.match(lines[number].strip() or " ") is not None and (
-        len(lines) > number + 1 and lines[number + 1].lstrip().startswith(">>>")
-    )
 
 
 def _escaped(text: str) -> str:
@@ -90,7 +79,8 @@ def _escaped(text: str) -> str:
     parts = SPAN.split(text)  # prose, code, prose, ...
     for place, part in enumerate(parts):
         if place % 2:
-            parts[place] = f"``{part}``"
+            glue = "\\ " if re.match(r"\w", parts[place + 1]) else ""  # what follows code directly: `Table`s
+            parts[place] = f"``{part}``{glue}"
         else:
             parts[place] = re.sub(r"([\\*|`]|_(?!\w))", r"\\\1", part)
     return "".join(parts)

@@ -54,7 +54,8 @@ ALLOWED = {
     "papers": f"{RESULTS} tables loggers models modes reducers space plan losses batches risk operators krylov "
     "estimators rmt measures landscape optim",
     "report": f"{RESULTS} tables loggers runs rmt estimators measures landscape papers",
-    "integrations": f"{RESULTS} loggers comm space plan losses batches risk operators estimators measures optim report",
+    "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures optim "
+    "report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
     "cli": f"{RESULTS} tables loggers runs plan losses risk operators krylov estimators rmt measures doctor landscape "
     "optim papers report integrations testing",

@@ -132,6 +132,7 @@ CALLS: dict[str, Callable[[ritz.Risk], Any]] = {
     "measure": lambda risk: measured(risk, "all"),
     "compare": lambda risk: ritz.compare({"a": risk, "b": risk.at({})}, data(), measures=["trace", "test_loss"]),
     "audit": lambda risk: ritz.audit(risk, measures=["trace", "aceht"]),
+    "track": lambda risk: ritz.track(risk, every=1, measures=["trace", "train_loss"], budget=1.0).step(),
     "rescale": lambda risk: ritz.transforms.rescale(risk, 2.0).loss(),
     "permute": lambda risk: ritz.transforms.permute(risk).loss(),
     "scale_output": lambda risk: ritz.transforms.scale_output(risk, 2.0).loss(),
@@ -142,7 +143,7 @@ CALLS: dict[str, Callable[[ritz.Risk], Any]] = {
 }
 # have no meaning with batch statistics or masks
 NO_SAMPLES = {"sample_traces", "sample_traces probes", "trace exact", "margin_study"}
-SURVIVING = {"measure", "compare", "audit"}  # go on when one measure fails
+SURVIVING = {"measure", "compare", "audit", "track"}  # go on when one measure fails
 
 
 def measured(risk: ritz.Risk, measures: Any) -> Any:

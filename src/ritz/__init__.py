@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ritz.estimators.samples import sample_traces
     from ritz.estimators.spectrum import spectrum
     from ritz.estimators.trace import diagonal, frobenius_norm, logdet, trace
+    from ritz.integrations.track import track
     from ritz.krylov.eigen import top_eigenpairs
     from ritz.krylov.solve import solve
     from ritz.losses import Loss
@@ -102,6 +103,7 @@ __all__ = [
     "testing",
     "top_eigenpairs",
     "trace",
+    "track",
     "transforms",
 ]
 
@@ -131,6 +133,7 @@ _HOME = {
     "compare": "ritz.measures.compare",
     "audit": "ritz.measures.audit",
     "study": "ritz.measures.study",
+    "track": "ritz.integrations.track",
     "Estimate": "ritz.results",
     "load": "ritz.storage",
 }

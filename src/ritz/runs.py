@@ -6,7 +6,7 @@
     arrays.safetensors   the results, tensors               results by name
 
 Nothing is overwritten. A folder that holds something else, or a run of something else, is refused; one that holds the
-same run is gone on with. Two runs are the same if their `identity` is.
+same run is gone on with, by one process at a time. Two runs are the same if their `identity` is.
 """
 
 import contextlib
@@ -22,14 +22,24 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from .storage import load, save, write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes in one folder are not kept apart there
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1  # version of the folder's format
 RUNS = Path("ritz-runs")  # where numbered folders are made
 HEADER, EVENTS, ARRAYS = "run.json", "events.jsonl", "arrays"
 
+# what run.json has at least
+_KEYS = (
+    "command", "state", "stop", "settings", "fingerprint", "identity", "source", "weights", "subject", "seeds",
+    "machine", "versions", "times", "results",
+)  # fmt: skip
 _PACKAGES = ("torch", "numpy", "scipy", "safetensors")
 
 
@@ -55,6 +65,7 @@ class Run:
     def __init__(self, folder: Path, header: dict[str, Any], results: dict[str, Any]) -> None:
         self.folder, self.header, self.results = folder, header, results
         self._begun = time.perf_counter() - float(header["times"]["seconds"])
+        self._lock: IO[bytes] | None = None  # held while it is under way; the end of the process, too, lets go of it
 
     # ---------------------------------------------------------------------------------------- begin, open
 
@@ -78,26 +89,23 @@ class Run:
 
         Raises:
             ValueError: If the folder holds something else; it says what.
-            OSError: If it cannot be written.
+            OSError: If it cannot be written, or another process is at work in it.
         """
         own = plain({"command": command, **(identity or {"settings": settings})})
         path = numbered(command) if folder is None else Path(folder)
-        there = check_folder(path)
-        if there is not None:
-            if apart := _difference(there.header["identity"], own):
-                raise ValueError(f"{path} holds another run: {apart}; name another folder with --out")
-            if there.state != "done":
-                there._begin({**there.header, "state": "running", "stop": ""}, "gone on with")
+        there = _same(check_folder(path), own)
+        if there is not None and there.state == "done":
             return there
         path.mkdir(parents=True, exist_ok=True)
-        header = {
-            "format": FORMAT, "command": command, "state": "running", "stop": "", "settings": plain(settings),
-            "fingerprint": _digest(own), "identity": own, "source": None, "weights": [], "subject": {}, "seeds": {},
-            "machine": {}, **plain(about), "versions": versions(),
-            "times": {"started": _now(), "ended": None, "seconds": 0.0}, "results": [],
-        }  # fmt: skip
-        run = cls(path, header, {})
-        run._begin(header, "started")
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context(_locked(path))
+            # as it is now that no other process has it
+            there = _same(cls.open(path) if (path / HEADER).exists() else None, own)
+            how = "started" if there is None else "gone on with"
+            run = there or cls(path, _header(command, settings, own, about), {})
+            if run.state != "done":
+                run._begin(how, lock)
+                held.pop_all()
         return run
 
     @classmethod
@@ -115,7 +123,8 @@ class Run:
         try:
             header = json.loads(source.read_text(encoding="utf8"))
             if (found := header["format"]) == FORMAT:
-                _ = header["command"], header["identity"], header["times"]["seconds"], header["state"]
+                _ = [header[key] for key in _KEYS]
+                _ = dict(header["identity"]), float(header["times"]["seconds"]), set(header["results"])
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{source} is damaged ({line_of(error)}); run again, into another folder") from error
         if found != FORMAT:
@@ -123,17 +132,23 @@ class Run:
                 f"{source} has format {found!r}, of another version of ritz; this one (format {FORMAT}) cannot read "
                 "it; use that version, or name another folder"
             )
-        results = _load(path)
+        try:
+            results = _load(path)
+        except ValueError:
+            if header["state"] != "running":
+                raise
+            results = {}  # killed between the two files of a save: what was known is lost, and nothing else
         if header["state"] == "done" and (missing := set(header["results"]) - set(results)):
             raise ValueError(f"{path} has lost its results ({', '.join(missing)}); run again, into another folder")
         return cls(path, header, results)
 
-    def _begin(self, header: dict[str, Any], how: str) -> None:
+    def _begin(self, how: str, lock: IO[bytes]) -> None:
         """Write that it is under way."""
-        self.header = header
+        self._lock = lock
+        self.header |= {"state": "running", "stop": ""}
         _mend(self.folder / EVENTS)
         self._write()
-        self.event("start", text=f"ritz {header['command']} {how}")
+        self.event("start", text=f"ritz {self.header['command']} {how}")
 
     # --------------------------------------------------------------------------------------------- within
 
@@ -172,6 +187,11 @@ class Run:
         self.header["times"] |= {"ended": _now(), "seconds": round(self.seconds, 3)}
         self.event("end", state=state, text=stop)
         self._write()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> "Run":
         return self
@@ -196,6 +216,18 @@ class Run:
         write_text(self.folder / HEADER, json.dumps(self.header, indent=1, allow_nan=False) + "\n")
 
 
+def _header(
+    command: str, settings: Mapping[str, Any], identity: Mapping[str, Any], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What run.json says at the start."""
+    return {
+        "format": FORMAT, "command": command, "state": "running", "stop": "", "settings": plain(settings),
+        "fingerprint": _digest(identity), "identity": identity, "source": None, "weights": [], "subject": {},
+        "seeds": {}, "machine": {}, **plain(about), "versions": versions(),
+        "times": {"started": _now(), "ended": None, "seconds": 0.0}, "results": [],
+    }  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------- folders
 
 
@@ -204,7 +236,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Run | None:
 
     Raises:
         ValueError: If something else is in it, or a run of another version.
-        OSError: If it is not a folder, or cannot be written.
+        OSError: If it is not a folder, cannot be written, or another process is at work in it.
 
     Example:
         >>> import tempfile
@@ -221,15 +253,50 @@ def check_folder(folder: str | os.PathLike[str]) -> Run | None:
         raise NotADirectoryError(f"{path} is a file; name a folder with --out")
     if path.is_dir():
         if (path / HEADER).exists():
-            return Run.open(path)
+            there = Run.open(path)
+            if there.state != "done":
+                _check_writable(path)
+                _locked(path).close()
+            return there
         if other := sorted(entry.name for entry in path.iterdir()):
             raise ValueError(f"{path} holds {other[0]} and no run; name another folder with --out, nothing was written")
     here = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not here.is_dir():
         raise NotADirectoryError(f"{path} cannot be made: {here} is a file; name another folder with --out")
-    if not os.access(here, os.W_OK | os.X_OK):
-        raise PermissionError(f"{here} cannot be written to; name another folder with --out")
+    _check_writable(here)
     return None
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written to; name another folder with --out")
+
+
+def _same(there: Run | None, identity: Mapping[str, Any]) -> Run | None:
+    """The run that is there, if it is the one of this identity."""
+    if there is not None and (apart := _difference(there.header["identity"], identity)):
+        raise ValueError(f"{there.folder} holds another run: {apart}; name another folder with --out")
+    return there
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """events.jsonl of a folder, open and locked.
+
+    Raises:
+        BlockingIOError: If another process has it.
+    """
+    file = (path / EVENTS).open("ab")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise BlockingIOError(
+                f"another process is at work in {path}; wait for its end, or name another folder with --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+    return file
 
 
 def numbered(command: str, within: Path = RUNS) -> Path:

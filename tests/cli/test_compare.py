@@ -72,7 +72,8 @@ def test_ctrl_c_keeps_the_solutions_that_are_measured_and_goes_on(study, capsys,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--weights", "a.safetensors"], "there is nothing to compare a.safetensors with; give two or more files"),
+        (["--weights", "a.safetensors"], "--weights has a.safetensors and nothing to compare with; give two or more"),
+        (["--weights"], "--weights has no file and nothing to compare with; give two or more files after it"),
         (["--weights", "a.safetensors", "a.safetensors"], "a.safetensors is given twice"),
         (["--weights", "a.safetensors", "nowhere.pt"], "there are no weights at nowhere.pt"),
         ([*FILES, "--measures", "nothing"], "no measure is named 'nothing'"),

@@ -39,8 +39,12 @@ def test_the_demo_prints_a_table_and_findings_and_writes_its_files(tmp_path, cap
         assert " ".join(sentence.split()) in shown
     assert [row["weight_decay"] for row in table["rows"]] == [0.0, 1e-4, 5e-4, 5e-3]
     assert f"{table['rows'][2]['weight_norm']['value']:#.4g}" in text
-    assert all(len(line) <= demo.PLAIN_WIDTH for line in text.splitlines())
+    assert all(len(line) <= demo.PLAIN_WIDTH for line in text.splitlines()[:-1])
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "One network, four weight decays" in page
+    assert "Audit at weight decay 0.005, rescale: the function is the same" in page
+    assert text.splitlines()[-1] == f"open {out / 'report.html'} in a browser"
     loaded = ritz.load(out / "spectrum-0.0005")
     assert loaded.dim == 64 * 8 + 8 + 8 * 10 + 10
     assert float(loaded.trace.value) == table["rows"][2]["trace"]["value"]
@@ -80,6 +84,15 @@ def test_a_folder_that_cannot_be_made_is_said_in_a_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file" / "folder")]) == 2
     assert "ritz demo: " in capsys.readouterr().err
+
+
+def test_a_page_that_is_not_ours_is_refused_before_training(tmp_path, capsys):
+    (tmp_path / "report.html").write_text("<p>precious</p>")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "report.html is there and is no page of ritz" in captured.err
+    assert "training" not in captured.out
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["<p>precious</p>"]
 
 
 def test_a_missing_package_is_named_with_what_to_install(tmp_path, capsys, monkeypatch):

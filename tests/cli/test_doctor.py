@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import ritz
 from ritz.cli import main, screen
 from ritz.doctor import Checkup, costs, examine
+from ritz.doctor.checkup import Trial
 from ritz.doctor.costs import LiveBytes, Products
-from ritz.doctor.examination import _coarse
+from ritz.doctor.examination import _coarse, _Examination
 from ritz.runs import Run
 
 
@@ -153,6 +154,17 @@ def test_dropout_attention_frozen_and_unused_weights_are_noted():
     assert found["frozen"].text.startswith("12 parameters")
     assert "unused.weight" in found["gradient"].text
     assert found.healthy
+
+
+@pytest.mark.parametrize(("forward", "said"), [(0.1, ["route"]), (0.15, [])])
+def test_an_exact_route_that_is_much_faster_than_the_one_taken_is_noted(forward, said):
+    looked = _Examination(risk_of(mlp()), "standard", 10, 2, 0, lambda text, part: None)
+    looked.trials = Trial("forward", forward), Trial("reverse", 0.2, chosen=True), Trial("difference", 0.01)
+    looked._faster_route()
+    assert [finding.name for finding in looked.findings] == said
+    if said:
+        assert looked.findings[0].text == "the forward route is 2.0 times as fast as the one taken"
+        assert "ritz.Plan(route='forward')" in looked.findings[0].remedy
 
 
 def test_the_exact_trace_of_a_piecewise_linear_network_is_noted():

@@ -54,7 +54,9 @@ def test_the_folder_says_what_was_run(study, capsys):
     assert main(["measure", "study.py:make_risk", "--measures", "trace,weight_norm", *QUICK, "--seed", "7"]) == 0
     (folder,) = (study / "ritz-runs").iterdir()
     assert folder.name == "measure-1"
-    assert f"wrote {folder.relative_to(study)}" in capsys.readouterr().out
+    out, name = capsys.readouterr().out, folder.relative_to(study)
+    assert f"wrote {name}" in out
+    assert f"; `ritz report {name}` makes a page of it" in out
     run = Run.open(folder)
     header = run.header
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -74,6 +76,20 @@ def test_the_folder_says_what_was_run(study, capsys):
     assert [event["event"] for event in events][:1] == ["start"]
     assert {event["key"] for event in events if event["event"] == "measure"} == {"trace", "weight_norm"}
     assert events[-1]["state"] == "done"
+
+
+def test_what_other_programs_print_stays_out_of_the_json(study, capfd):
+    code = "import os\nimport study\ndef loud():\n    os.system('echo from a child')\n    return study.make_risk()\n"
+    (study / "loud.py").write_text(code)
+    assert main(["measure", "loud.py:loud", "--measures", "weight_norm", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["state"] == "done"
+    assert "from a child\n" in captured.err
+
+
+def test_a_seed_that_is_too_large_is_refused(study, capsys):
+    assert main(["measure", "study.py:make_risk", "--seed", str(2**63)]) == 2
+    assert "--seed must fit into 64 bits, got 9223372036854775808" in capsys.readouterr().err
 
 
 def test_json_is_one_object_and_nothing_else(study, capsys):

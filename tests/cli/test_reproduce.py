@@ -30,6 +30,7 @@ def three(monkeypatch, seen):
         claims = [
             Claim(**common, text="r [printed] = 0.97", expected=0.97, measured=1.0),
             Claim(**common, text="r = 1", expected=1.0, measured=1.0),
+            Claim(**common, text="accuracy", expected=65.0, measured=9.0, short_of="5 of 9 epochs"),
         ]
         return [{"seeds": setting.seeds}], claims
 
@@ -49,7 +50,8 @@ def test_it_prints_numbers_and_verdicts_and_writes_a_file(tmp_path, capsys):
     assert main(["reproduce", "margins", "affine", "--seeds", "3", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "r [printed] = 0.97" in text
-    assert "1 holds, 1 refuted" in text
+    assert "accuracy; short of the paper: 5 of 9 epochs" in text
+    assert "1 holds, 1 refuted, 1 not decidable" in text
     assert "budget short is not that of the paper" in text
     written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
     assert written["rows"] == [{"seeds": 3}]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ritz
+from ritz import runs
 from ritz.cli import main
 from ritz.results import Estimate
 from ritz.runs import Run, check_folder, machine, plain, source_of, versions
@@ -56,12 +57,26 @@ def test_a_run_that_was_killed_goes_on_with_what_it_had(tmp_path):
     killed.keep(loss=Estimate(name="loss", value=1.0, exact=True))
     with (tmp_path / "run" / "events.jsonl").open("ab") as file:
         file.write(b'{"seconds": 1.0, "ev')  # torn
+    killed._let_go()  # as the system does
     with begin(tmp_path / "run", seed=0) as run:
         assert run.results["loss"].value == 1.0
     kinds = [(event["event"], event.get("text")) for event in run.events()]
     assert kinds == [
         ("start", "ritz measure started"), ("start", "ritz measure gone on with"), ("end", "completed")
     ]  # fmt: skip
+
+
+def test_a_run_that_was_killed_within_a_save_goes_on_from_nothing(tmp_path):
+    killed = begin(tmp_path / "run", seed=0)
+    killed.keep(loss=Estimate(name="loss", value=torch.zeros(3), exact=True))
+    before = (tmp_path / "run" / "arrays.json").read_bytes()
+    killed.keep(norms=Estimate(name="norms", value=torch.ones(4), exact=True))
+    (tmp_path / "run" / "arrays.json").write_bytes(before)  # the tensors are new, the text is not
+    killed._let_go()
+    with begin(tmp_path / "run", seed=0) as run:
+        assert run.results == {}
+        run.keep(loss=Estimate(name="loss", value=torch.ones(4), exact=True))
+    assert Run.open(tmp_path / "run").results["loss"].value.tolist() == [1.0] * 4
 
 
 def test_events_are_lines_of_json_whatever_the_numbers(tmp_path):
@@ -153,10 +168,84 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_users_code_runs(study, 
     assert (study / "file").read_text() == ""
 
 
-def test_a_folder_without_leave_to_write_is_refused(tmp_path, monkeypatch):
+def test_a_folder_without_leave_to_write_is_refused_unless_its_run_is_done(tmp_path, monkeypatch):
+    with begin(tmp_path / "done"):
+        pass
+    with pytest.raises(KeyboardInterrupt), begin(tmp_path / "interrupted"):
+        raise KeyboardInterrupt
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(PermissionError, match="cannot be written to; name another folder"):
-        check_folder(tmp_path / "run")
+    for name in ("new", "interrupted"):
+        with pytest.raises(PermissionError, match="cannot be written to; name another folder"):
+            check_folder(tmp_path / name)
+    assert begin(tmp_path / "done").state == "done"
+
+
+def test_a_run_under_way_is_locked_against_a_second_one_and_its_end_lets_go(tmp_path):
+    with begin(tmp_path / "run", seed=0) as run:
+        before = (tmp_path / "run" / "run.json").read_bytes(), (tmp_path / "run" / "events.jsonl").read_bytes()
+        with pytest.raises(BlockingIOError, match=r"another process is at work in .*run; wait for its end, or name"):
+            begin(tmp_path / "run", seed=0)
+        after = (tmp_path / "run" / "run.json").read_bytes(), (tmp_path / "run" / "events.jsonl").read_bytes()
+        assert before == after
+        run.end("interrupted", "for the test")
+    with begin(tmp_path / "run", seed=0) as again:
+        assert again.events()[-1]["text"] == "ritz measure gone on with"
+
+
+def test_a_second_process_is_refused_before_the_users_code_runs(study, capsys):
+    with begin(study / "run"):
+        assert main(WORDS) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "ritz measure: another process is at work in run; wait for its end, or name another folder with --out\n"
+    )
+    assert "your code" not in captured.out
+
+
+def test_a_run_that_another_process_ended_meanwhile_is_read_back(tmp_path, monkeypatch):
+    locked = runs._locked
+
+    def late(path):
+        with begin(tmp_path / "run", seed=0) as other:
+            other.keep(loss=Estimate(name="loss", value=1.0, exact=True))
+        return locked(path)
+
+    def once(path):
+        monkeypatch.setattr(runs, "_locked", locked)
+        return late(path)
+
+    monkeypatch.setattr(runs, "_locked", once)
+    assert begin(tmp_path / "run", seed=0).results["loss"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("results", None), ("results", 3), ("identity", 3), ("times", {"seconds": "?"}), ("times", [])]
+)
+def test_a_header_that_was_edited_is_damaged(key, value, tmp_path):
+    with begin(tmp_path / "run") as run:
+        pass
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**run.header, key: value}))
+    with pytest.raises(ValueError, match=r"run.json is damaged \(.*\); run again, into another folder"):
+        Run.open(tmp_path / "run")
+
+
+def test_a_header_without_one_of_its_parts_is_damaged(tmp_path):
+    with begin(tmp_path / "run") as run:
+        pass
+    for key in run.header:
+        part = {name: value for name, value in run.header.items() if name != key}
+        (tmp_path / "run" / "run.json").write_text(json.dumps(part))
+        with pytest.raises(ValueError, match=rf"run.json is damaged \(KeyError: '{key}'\)"):
+            Run.open(tmp_path / "run")
+
+
+def test_a_run_that_is_done_without_a_result_is_refused(study, capsys):
+    assert main(WORDS) == 0
+    header = json.loads((study / "run" / "run.json").read_text())
+    (study / "run" / "run.json").write_text(json.dumps({**header, "results": []}))
+    (study / "run" / "arrays.json").unlink()
+    assert main(WORDS) == 2
+    assert "run says that it is done and holds no result; name another with --out" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):

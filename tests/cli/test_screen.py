@@ -61,3 +61,17 @@ def test_conventions_leave_a_narrow_table_and_readings_stay():
 def test_a_complaint_is_one_line(capsys):
     screen.complain("measure", "what\nis wrong;  what to do")
     assert capsys.readouterr().err == "ritz measure: what is wrong; what to do\n"
+
+
+def test_counts_have_a_bar_each_on_a_terminal_and_lines_of_their_own_elsewhere(capsys):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen.counting(terminal) as count:
+        for what in ("steps, [a]", "steps, b"):
+            count(what, 1, 4)
+    for text in ("steps, [a]", "steps, b", "25%"):
+        assert text in terminal.file.getvalue()
+    with screen.counting(Console(file=io.StringIO())) as count:
+        for done in (0, 1, 2):
+            count("steps", done, 300)
+            count("runs", done, 0)
+    assert capsys.readouterr().out.splitlines() == ["300 steps", "0 runs"]

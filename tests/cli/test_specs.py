@@ -29,7 +29,7 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert {line.split()[1] for line in lines} == set(SPECS)
     (tmp_path / "study.py").write_text("import torch\ntorch.set_default_dtype(torch.float32)\n" + study)
     monkeypatch.chdir(tmp_path)
-    exec(compile(study + training, "training", "exec"), {"__name__": "page"})
+    exec(compile(study + training, "training", "exec"), {"__name__": "__main__"})
     for line in lines:
         words = shlex.split(line)
         assert words[0] == "ritz"

@@ -98,3 +98,33 @@ def test_a_file_named_as_a_module_does_not_take_its_place(study):
     with Code().open() as code:
         assert code.risk("random.py:make_risk").dim == 131
         assert sys.modules["random"] is random
+
+
+def test_a_prefix_of_all_names_is_left_out_where_the_rest_fits():
+    model = Tied()
+    state = model.state_dict()
+    for prefix in ("module.", "_orig_mod.", "model.", "net.module."):
+        fitted = fit_weights(model, {f"{prefix}{name}": t for name, t in state.items()}, FILE)
+        assert set(fitted) == set(state) - {"head.weight"}
+    others = {"encoder.a": torch.ones(1), "encoder.b.c": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"not in the model: encoder.a, encoder.b.c; give weights"):
+        fit_weights(model, others, FILE)
+
+
+def test_whole_numbers_are_no_weights():
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=r"no real numbers: weight is torch.int8, bias is torch.int8; give weights"):
+        fit_weights(model, {name: t.to(torch.int8) for name, t in model.state_dict().items()}, FILE)
+
+
+def test_the_current_folder_stays_what_it_was(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    text = "import os, ritz\nfrom torch import nn, zeros\nos.chdir('data')\ndef make():\n    os.chdir('/')\n"
+    (tmp_path / "mover.py").write_text(
+        f"{text}    return ritz.Risk(nn.Linear(2, 1), nn.MSELoss(), (zeros(3, 2), zeros(3, 1)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code = Code()
+    with code.open():
+        code.risk("mover.py:make")
+        assert Path.cwd() == tmp_path

@@ -157,6 +157,16 @@ def test_more_tolerance_never_refutes_and_less_error_never_blurs(value, stderr, 
     assert decided in ("not decidable", sharper)
 
 
+@pytest.mark.parametrize(
+    ("measured", "reference", "verdict"),
+    [(65.0, None, "holds"), (40.0, None, "not decidable"), (40.0, 30.0, "holds in direction")],
+)
+def test_what_is_short_of_the_paper_can_hold_and_refutes_nothing(measured, reference, verdict):
+    about = {"paper": "", "where": "", "text": "", "expected": 65.3, "tolerance": 0.6, "reference": reference}
+    assert Claim(measured=measured, short_of="15 of 300 epochs", **about).verdict == verdict
+    assert Claim(measured=20.0, **about).verdict == "refuted"
+
+
 def test_the_verdict_cannot_be_written_by_hand():
     with pytest.raises(dataclasses.FrozenInstanceError):
         claim().measured = 2.0

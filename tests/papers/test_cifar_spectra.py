@@ -217,15 +217,15 @@ def test_gaps_are_in_percent_and_held_out_less_trained():
 # --------------------------------------------------------------------------------------------------------- claims
 
 
-def printed_rows(network, factor=1.0, published=True, seeds=3):
+def printed_rows(network, factor=1.0, published=True, seeds=3, epochs=10):
     """Rows that have every printed number, each seed a little off; `factor` is put on the curvature at decay 5e-4."""
     rows = []
     for seed in range(seeds):
         for at, decay in enumerate(judgement.WEIGHT_DECAYS):
             row = {
                 "network": network, "title": network, "published": published, "arm": judgement.decay_arm(decay),
-                "weight_decay": decay, "seed": seed, "epochs": 10, "parameters": 10, "images": 5, "lanczos_steps": 2,
-                "probes": 2, "eval": {}, "train": {},
+                "weight_decay": decay, "seed": seed, "epochs": epochs, "parameters": 10, "images": 5,
+                "lanczos_steps": 2, "probes": 2, "eval": {}, "train": {},
             }  # fmt: skip
             for line in reversed(judgement.PRINTED[network]):
                 number = (line.numbers[at] or 1.0) * (1 + 1e-5 * (seed - 1))
@@ -253,13 +253,24 @@ def test_rows_with_the_printed_numbers_bear_out_every_claim(network):
 
 
 def test_a_smaller_rise_holds_in_direction_and_a_fall_is_refuted():
-    where = ("seed 000", "figure 3", "lambda_1 from weight decay 0 to 0.0005: times")
+    where = (
+        "seed 000",
+        "figure 3, with the numbers of seed 002, table 2",
+        "lambda_1 from weight decay 0 to 0.0005: times",
+    )
 
     def verdict(factor):
         claims = judgement.decay_claims(printed_rows("allcnn", factor, published=False))
         return next(claim.verdict for claim in claims if (claim.paper, claim.where, claim.text) == where)
 
     assert [verdict(factor) for factor in (1.0, 0.5, 0.2)] == ["holds", "holds in direction", "refuted"]
+
+
+def test_a_printed_number_is_refuted_by_the_whole_training_alone():
+    for epochs, verdict in ((10, "not decidable"), (300, "refuted")):
+        rows = [{**row, "train_accuracy": 30.0, "images": 45_000} for row in printed_rows("allcnn", epochs=epochs)]
+        claims = {claim.text: claim for claim in judgement.decay_claims(rows)}
+        assert claims["training accuracy at weight decay 0"].verdict == verdict
 
 
 def test_a_smaller_network_is_judged_by_orders_alone():

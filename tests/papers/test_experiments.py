@@ -16,9 +16,8 @@ from ritz.papers import experiment as experiment_module
 from ritz.papers import mnist_mlp
 from ritz.papers.base import Claim
 from ritz.papers.data import catalogue as data_sets
-from ritz.papers.experiment import Experiment, Outcome, Setting, own_commit
+from ritz.papers.experiment import Experiment, Outcome, Setting, numbers, own_commit
 from ritz.papers.experiments import EXPERIMENTS, PAPERS, find, reproduce
-from ritz.papers.pages import numbers
 from ritz.papers.pool import train_all
 
 TRAIN, HELD_OUT, TEST = 320, 100, 120  # images
@@ -69,16 +68,7 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-# of many runs of a kind that other experiments have too: they take as long as all others together
-LONG = ("table1", "figure11", "figure12-low", "figure12-code", "figure13", "figure14", "stable")
-
-
-def marked(experiment):
-    marks = [pytest.mark.slow] if experiment.paper == "damping" and experiment.item in LONG else []
-    return pytest.param(experiment, id=f"{experiment.paper}-{experiment.item}", marks=marks)
-
-
-@pytest.mark.parametrize("experiment", [marked(one) for one in EXPERIMENTS])
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: f"{one.paper}-{one.item}")
 def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, folder, runs, tmp_path):
     torch.set_default_dtype(torch.float32)  # what a user has
     outcome = reproduce(experiment, Setting("smoke", folder, runs=runs))

@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,15 @@ def test_a_committed_result_is_small_and_its_verdicts_follow_from_its_numbers(pa
         assert read_claim(claim).verdict == claim["verdict"], claim["text"]
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_committed_result_is_judged_by_the_code_of_today(path):
+    result = json.loads(path.read_text(encoding="utf8"))
+    said = [
+        [(claim["text"], claim["verdict"]) for claim in one["claims"]] for one in (result, experiments.judge(result))
+    ]
+    assert said[0] == said[1]
+
+
 @pytest.fixture
 def script(monkeypatch):
     """The script, as it is typed; gives its exit status."""
@@ -252,7 +262,34 @@ def test_the_script_goes_on_after_a_failure_and_says_so(script, tmp_path, monkey
     assert "[1 of 1] margins/affine" in capsys.readouterr().out
 
 
-def test_the_script_writes_the_page(script, results, tmp_path):
+def test_the_script_judges_anew_what_was_measured_and_changes_nothing_else(script, tmp_path, monkeypatch, capsys):
+    def claims(rows, expected=2.0):
+        return [Claim(paper="seed 003", where="", text="", expected=expected, measured=rows[0]["loss"])]
+
+    rows = [{"seed": 0, "loss": math.inf}]
+    made = replace(AFFINE, run=lambda *_: (rows, claims(rows)), claims=claims)
+    target = experiments.reproduce(made, Setting(commit="abc")).write(tmp_path)
+    before = json.loads(target.read_text(encoding="utf8"))
+    monkeypatch.setattr(experiments.judge, "__defaults__", ((made,),))
+    assert script("--judge", tmp_path) == 0
+    assert capsys.readouterr().out == "nothing has changed\n"
+    other = replace(made, claims=partial(claims, expected=math.inf))
+    monkeypatch.setattr(experiments.judge, "__defaults__", ((other,),))
+    assert script("--judge", tmp_path) == 0
+    assert "1 refuted; now 1 holds" in capsys.readouterr().out
+    after = json.loads(target.read_text(encoding="utf8"))
+    assert [key for key in before if after[key] != before[key]] == ["claims"]
+
+
+def test_what_a_run_is_short_of_comes_first_in_its_evidence(tmp_path):
+    about = {"paper": "seed 003", "where": "", "text": "", "expected": 1.0, "measured": 0.5, "evidence": "x" * 900}
+    outcome = Outcome(AFFINE, Setting(), [], [Claim(**about, short_of="15 of 300 epochs")], 0.0)
+    outcome.write(tmp_path)
+    assert "**not decidable** | Short of the paper: 15 of 300 epochs. " in pages.page(pages.read_results(tmp_path))
+
+
+def test_the_script_writes_the_page(script, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages.write_page, "__defaults__", (TABLE,))
     assert script("--page", results, tmp_path / "docs") == 0
     assert (tmp_path / "docs" / "reproductions.md").exists()
 

@@ -155,6 +155,14 @@ def test_noise_makes_the_bound_stricter():
     assert [claim.verdict for claim in loud] == ["holds", "refuted", "refuted"]  # (1 - 1.8)^2 + 0.8 > 1
 
 
+def test_a_seed_that_leaps_does_not_blur_the_others():
+    one = descent(0, [1.0, 0.0, 18.0], 0.0)[0]
+    rows = [one | {"seed": seed, "lambda_max": [1.0, top, 18.0]} for seed, top in enumerate((30.0, 32.0, 34.0, 60.0))]
+    claim = next(c for c in stability_claims.claims(rows) if "on the way" in c.text)
+    assert claim.verdict == "refuted"  # all are above 20; the interval of the arithmetic mean begins at 0.83
+    assert claim.measured.interval()[0] > 1
+
+
 def test_momentum_moves_the_bound():
     rows = [row | {"momentum": 0.9} for row in descent(0, [1.0, 36.0, 36.0], 0.0)]
     assert [c.verdict for c in stability_claims.claims(rows)] == ["holds", "holds", "holds", "refuted"]  # 38, not 20

@@ -33,6 +33,13 @@ def test_a_run_of_measure_is_told_whole(folder):
     assert "settings.num_steps" in page.to_html()
 
 
+def test_each_file_of_weights_has_its_rows_among_the_settings(tmp_path, results):
+    files = [{"name": name, "file": f"/{name}.pt", "sha256": "0"} for name in ("a", "b")]
+    with Run.start(tmp_path / "run", "spectrum", {}, weights=files) as run:
+        run.keep(spectrum=results.measurement.spectrum)
+    assert "<dt>weights.b.file</dt><dd>/b.pt</dd>" in of_run(tmp_path / "run").to_html()
+
+
 def test_a_comparison_that_was_stopped_shows_what_was_known(tmp_path, results):
     some = results.comparison.measurements
     with Run.start(tmp_path / "run", "compare", {}) as run:

@@ -20,8 +20,8 @@ def _demo(
 ) -> int:
     """Train one small network on scikit-learn's digits at four weight decays and measure the curvature of each.
 
-    Prints a table of gaps and measures with their errors and what it says; writes the table (JSON), the spectra and a
-    figure. Well under a minute.
+    Prints a table of gaps and measures with their errors and what it says; writes a page that opens in a browser, the
+    table (JSON), the spectra and a figure. Well under a minute.
 
     Args:
         out: Folder to write into; made if it is not there.

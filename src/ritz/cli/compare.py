@@ -27,7 +27,8 @@ def work(session: Session, spec: CompareSpec) -> Answer:
     from .keeping import Keeper
 
     if len(spec.weights) < 2:
-        raise ValueError(f"there is nothing to compare {spec.weights[0]} with; give two or more files after --weights")
+        given = spec.weights[0] if spec.weights else "no file"
+        raise ValueError(f"--weights has {given} and nothing to compare with; give two or more files after it")
     rows = resolve(spec.chosen)
     settings = Settings(num_steps=spec.num_steps, num_probes=spec.num_probes, seed=spec.seed)
     files = dict(zip(study.names_of(spec.weights), spec.weights, strict=True))

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["INTERRUPTED", "PLAIN_WIDTH", "cell", "run"]
 
+PAGE = "report.html"
+TITLE = "One network, four weight decays"
+SUBTITLE = "scikit-learn's digits: does a flatter solution generalise better?"
 NOTE = (
     "± one standard error: of the digits for the gaps, of the probes for what comes from the Hessian H of the training "
     "loss; + to the end of a one-sided 95 % interval. a (eq. 7) = Tr H + ‖w‖²/2, a (tabulated) = ‖w‖/2 + Tr H / P."
@@ -44,6 +47,7 @@ def run(out: Path, seed: int, epochs: int, device: str) -> int:
         print("\nritz demo: stopped by the keyboard", file=sys.stderr)
         return INTERRUPTED
     console.print(f"\nwrote {', '.join(written)} to {out}/ in {time.perf_counter() - start:.0f} s")
+    print(f"open {out / PAGE} in a browser")
     return 0
 
 
@@ -52,9 +56,11 @@ def _prepared(out: Path, seed: int, epochs: int, device: str) -> "digits.Setting
     import torch
 
     from ..papers import digits, digits_figure
+    from ..report.page import check_target
 
     digits.load_digits()
     digits_figure.colors(1)
+    check_target(out / PAGE)
     out.mkdir(parents=True, exist_ok=True)
     try:
         torch.empty(0, device=device)
@@ -77,10 +83,15 @@ def _study(settings: "digits.Settings", progress: "digits.Progress") -> "tuple[d
 def _write(found: "digits.Study", figure: "Figure", out: Path) -> list[str]:
     """The files, and in words what they are."""
     from ..papers import digits
+    from ..report import build
 
     figure.savefig(out / "demo.png", dpi=110)
     digits.save(found, out)
-    return ["demo.png", "table.json", f"{len(found.rows)} spectra (ritz.load reads them)"]
+    build(
+        found.comparison, found.audit, title=TITLE, subtitle=SUBTITLE, notes=digits.findings(found),
+        settings=digits.table(found)["settings"],
+    ).write(out / PAGE)  # fmt: skip
+    return [PAGE, "demo.png", "table.json", f"{len(found.rows)} spectra (ritz.load reads them)"]
 
 
 def _print(console: Console, found: "digits.Study") -> None:

@@ -3,8 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .demo import INTERRUPTED, PLAIN_WIDTH
+from .screen import INTERRUPTED, counting, new_console
 
 if TYPE_CHECKING:
     from ..papers import experiment
@@ -30,9 +28,7 @@ def run(paper: str | None, item: str | None, out: Path, slurm: str | None = None
     from ..papers.experiment import Setting
     from ..papers.workers import RunFailed
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    console = new_console()
     if paper is None:
         _list(console, out)
         return 0
@@ -43,7 +39,7 @@ def run(paper: str | None, item: str | None, out: Path, slurm: str | None = None
             made = replace(made, executor=_cluster(slurm, made))
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
         for one in found:
-            with _shown(console) as progress:
+            with counting(console) as progress:
                 outcome = experiments.reproduce(one, replace(made), progress)  # its own, which notes its recipes
             _print(console, outcome)
             console.print(f"\nwrote {outcome.write(out)} after {outcome.seconds:.0f} s")
@@ -121,7 +117,8 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
             name, justify="right" if name in ("expected", "measured") else "left", no_wrap=name == "verdict"
         )
     for claim in outcome.claims:
-        cells = (claim.where, claim.text, allowed(claim), shown(claim.measured))
+        text = claim.text + (f"; short of the paper: {claim.short_of}" if claim.short_of else "")
+        cells = (claim.where, text, allowed(claim), shown(claim.measured))
         verdict = f"[{STYLES[claim.verdict]}]{claim.verdict}[/]"
         table.add_row(*map(escape, cells), verdict)
     console.print()
@@ -130,31 +127,3 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
     console.print("\n" + _counts(counted))
     if setting.budget != "paper":
         console.print(f"The budget {setting.budget} is not that of the paper: the verdicts are about what was run.")
-
-
-@contextmanager
-def _shown(console: Console) -> "Iterator[experiment.Progress]":
-    """Progress as a bar with the time left on a terminal, as one line for each stage elsewhere."""
-    if not console.is_terminal:
-        seen: set[str] = set()
-
-        def line(what: str, done: int, total: int) -> None:
-            if what not in seen:
-                seen.add(what)
-                print(f"{total} {what}", flush=True)
-
-        yield line
-        return
-    columns = (
-        TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks: dict[str, object] = {}
-
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)  # type: ignore[arg-type]
-
-        yield update

@@ -3,19 +3,21 @@
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from ..results import Estimate
     from ..tables import Table
 
 Report = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
+Count = Callable[[str, int, int], None]  # (what, done, total)
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit statuses; the last as shells have it after Ctrl-C
 PLAIN_WIDTH = 100  # of a table that goes to a file or a pipe
@@ -87,19 +89,43 @@ def reporting(console: Console, quiet: bool = False) -> Iterator[Report]:
 
 
 @contextmanager
+def counting(console: Console) -> Iterator[Count]:
+    """Progress of several things that are counted: a bar for each on a terminal, plain lines of each elsewhere."""
+    if not console.is_terminal:
+        lines = defaultdict[str, _Lines](_Lines)
+        yield lambda what, done, total: lines[what](f"{total} {what}", min(done / max(total, 1), 1.0))
+        return
+    with _new_bar(console) as bar:
+        tasks: dict[str, tuple[TaskID, Clock]] = {}
+
+        def count(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=1.0, left=""), Clock()
+            task, clock = tasks[what]
+            part = min(done / max(total, 1), 1.0)
+            bar.update(task, completed=part, left=lasting(clock.left(part)))
+
+        yield count
+
+
+@contextmanager
 def _bar(console: Console) -> Iterator[Report]:
-    columns = (
-        TextColumn("{task.description:<34}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )  # fmt: skip
     clock = Clock()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with _new_bar(console) as bar:
         task = bar.add_task("", total=1.0, left="")
 
         def report(text: str, part: float) -> None:
             bar.update(task, description=text, completed=part, left=lasting(clock.left(part)))
 
         yield report
+
+
+def _new_bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description:<34}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )  # fmt: skip
+    return Progress(*columns, console=console, transient=True)
 
 
 class _Lines:

@@ -9,6 +9,7 @@
 
 import contextlib
 import json
+import os
 import sys
 import time
 import warnings
@@ -142,6 +143,8 @@ class Session:
             machine=runs.machine(str(risk.device)),
         )  # fmt: skip
         self.again = self.run.state == "done"
+        if self.again and not self.run.results:
+            raise ValueError(f"{self.run.folder} says that it is done and holds no result; name another with --out")
         for text in [] if self.again else self.notes:
             self.run.event("warning", text=text)
         return self.run
@@ -181,7 +184,7 @@ def checked(risk: "Risk", name: str = "") -> "Risk":
 def execute(command: str, spec: Common, work: Callable[[Session], Answer]) -> int:
     """Do a command's work and show what it found; returns the exit status."""
     stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr) if spec.json else contextlib.nullcontext():
+    with _no_stdout() if spec.json else contextlib.nullcontext():
         console = screen.new_console()
         session = Session(command, spec, study.Code(spec.seed), lambda text, part: None, _speaker(console, spec))
         try:
@@ -202,6 +205,20 @@ def execute(command: str, spec: Common, work: Callable[[Session], Answer]) -> in
     return answer.status
 
 
+@contextlib.contextmanager
+def _no_stdout() -> Iterator[None]:
+    """What is printed goes to stderr; also by programs that the user's code starts, which know only descriptors."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _speaker(console: Console, spec: Common) -> Callable[[str], None]:
     return lambda text: None if spec.json else console.print(text, markup=False, soft_wrap=True)
 
@@ -210,6 +227,8 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
     """The work, with a folder that is known to be usable, progress, warnings, and an end of the run however it ends."""
     spec = session.spec
     study.Place.parse(spec.risk)
+    if not -(2**63) <= spec.seed < 2**63:
+        raise ValueError(f"--seed must fit into 64 bits, got {spec.seed}; 0 is as good as any")
     with screen.reporting(console, quiet=spec.json) as show, session.code.open(), _heard(session):
         session.show = show
         show("loading torch", 0.0)
@@ -285,7 +304,8 @@ def _print(console: Console, session: Session, answer: Answer) -> None:
         console.print(f"\nnote: {note}", markup=False)
     run = session.run
     how = "read back from" if session.again else "wrote"
-    console.print(f"\n{how} {run.folder} after {run.header['times']['seconds']:.0f} s", markup=False, soft_wrap=True)
+    after = f"{how} {run.folder} after {run.header['times']['seconds']:.0f} s"
+    console.print(f"\n{after}; `ritz report {run.folder}` makes a page of it", markup=False, soft_wrap=True)
 
 
 def _tree(session: Session, answer: Answer) -> Any:

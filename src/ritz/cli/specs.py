@@ -22,7 +22,7 @@ class Common:
     """What every command takes."""
 
     risk: Annotated[Positional[str], arg(metavar="FILE.py:FUNCTION")]
-    """A function of yours that returns a ritz.Risk. Your file is run, as `python FILE.py` would run it."""
+    """A function of yours that returns a ritz.Risk. Your file is imported, which runs the code in it."""
     device: Annotated[str | None, arg(metavar="cpu|cuda|...", help_behavior_hint="")] = None
     """Where to compute, if not where the risk is."""
     dtype: Annotated[Dtype | None, arg(metavar="float32|float64|...", help_behavior_hint="")] = None

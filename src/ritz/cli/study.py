@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where checkpoints of others keep the weights
-_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 _NAMED = 6  # names of a list that are shown
 
 
@@ -122,9 +121,10 @@ class Code:
 
 @contextlib.contextmanager
 def _as_theirs(file: Path, what: str) -> Iterator[None]:
-    """An error of the user's code as one line, with the place in their file."""
+    """An error of the user's code as one line, with the place in their file; the current folder stays what it was."""
     try:
-        yield
+        with contextlib.chdir(Path.cwd()):
+            yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: a script may end itself
@@ -206,6 +206,10 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
         for name, t in named.items()
         if name in every and t.shape != every[name].shape
     ]
+    kinds = [
+        f"{name} is {t.dtype}" for name, t in named.items()
+        if name in every and every[name].is_floating_point() and not t.is_floating_point()
+    ]  # fmt: skip
     fitted: dict[str, Tensor] = {}
     for name, tensor in named.items():
         if name in every:
@@ -215,7 +219,12 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
             fitted[own] = tensor
     wanted = {first[id(every[name])] for name in model.state_dict() if name in every}
     missing = [name for name in every if name in wanted and name not in fitted]
-    wrong = [("missing", missing), ("not in the model", unknown), ("of another shape", shapes)]
+    wrong = [
+        ("missing", missing),
+        ("not in the model", unknown),
+        ("of another shape", shapes),
+        ("no real numbers", kinds),
+    ]
     if any(names for _, names in wrong):
         said = "; ".join(f"{what}: {_list(names)}" for what, names in wrong if names)
         raise ValueError(f"{path} does not fit the model: {said}; give weights of this model, or the model of these")
@@ -223,11 +232,13 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
 
 
 def _without_prefix(found: "Mapping[str, Tensor]", every: Mapping[str, Any]) -> "dict[str, Tensor]":
-    """Names without what DataParallel or torch.compile put before all of them."""
+    """Names without what DataParallel, torch.compile or Lightning put before all of them, if they are known then."""
     named = dict(found)
-    for prefix in _PREFIXES:
-        if named and all(name.startswith(prefix) for name in named) and not any(name in every for name in named):
-            named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+    while named and not any(name in every for name in named):
+        heads = {name.partition(".")[0] if "." in name else "" for name in named}
+        if len(heads) > 1 or "" in heads:
+            return dict(found)
+        named = {name.partition(".")[2]: tensor for name, tensor in named.items()}
     return named
 
 

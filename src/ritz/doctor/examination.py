@@ -26,6 +26,7 @@ _ROUGH = 3e-2
 _VECTORS = 4  # that products are tried with
 _FEW = 32  # samples in a batch below which the overhead of a pass is felt
 _THREADS = 1.25  # one thread that is faster than all of them by this factor is worth a word
+_ROUTE = 1.5  # and so is a route that is faster by this one than that which is taken
 
 
 def examine(
@@ -342,6 +343,7 @@ class _Examination:
                 "batches", "note", f"batches of {first.size} samples: the overhead of each pass is felt",
                 "give larger batches; micro_batch splits those that do not fit",
             )  # fmt: skip
+        self._faster_route()
         threads = torch.get_num_threads()
         if device.type != "cpu" or threads == 1:
             return
@@ -355,6 +357,19 @@ class _Examination:
             self.add(
                 "threads", "note", f"one thread is {timed.full / alone:.1f} times as fast as {threads}",
                 "set OMP_NUM_THREADS=1: the matrices are small",
+            )  # fmt: skip
+
+    def _faster_route(self) -> None:
+        """The clock of one moment chose the route; where it was wrong, it can be named."""
+        exact = [(t.seconds, t) for t in self.trials if t.seconds is not None and t.route != "difference"]
+        taken = next((seconds for seconds, trial in exact if trial.chosen), None)
+        if taken is None:
+            return
+        seconds, fastest = min(exact, key=lambda pair: pair[0])
+        if seconds * _ROUTE < taken:
+            self.add(
+                "route", "note", f"the {fastest.route} route is {taken / seconds:.1f} times as fast as the one taken",
+                f"plan=ritz.Plan(route={fastest.route!r}), if it is so again",
             )  # fmt: skip
 
 

@@ -305,7 +305,9 @@ class Spectrum:
         depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
         depth = depth + _smooth(grid, width, self.head, self.head_residuals / self.dim, slope=True)
         value = head + samples
-        stderr = curves[0].std(0, correction=1) / math.sqrt(self.num_probes)  # NaN for one probe
+        stderr = torch.full_like(value, math.nan)  # of one probe nothing is known
+        if self.num_probes > 1:
+            stderr = curves[0].std(0, correction=1) / math.sqrt(self.num_probes)
         return Estimate(
             name="density", value=value, stderr=stderr, bracket=((value - depth).clamp(min=0), value + depth),
             rule=ChiSquare(matched_dof(self.num_probes, samples, square, left), offset=head), support=(0.0, math.inf),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 NO_IMAGENET = "ImageNet is not among the data that is at hand, and is out of reach of one accelerator"
-NO_CIFAR10 = "CIFAR-10 is not among the data that is at hand; the same question is asked on CIFAR-100"
+NO_CIFAR10 = "CIFAR-10 is not among the data that is at hand"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ CATALOGUE: tuple[Shown, ...] = (
         ("A5", "seed 000, figure 5; seed 001, figure 6", "spectra of WideResNet-28-10 on CIFAR-100", "wideresnet", ""),
         ("A6", "seed 000, figure 8", "the same with BatchNorm in evaluation mode", "wideresnet", ""),
         ("A7", "seed 000, figure 6", "VGG-16-BN on CIFAR-100: SGD against Gadam", "vgg-gadam", ""),
-        ("A8", "seed 000, figure 7", "VGG-16-BN on CIFAR-10: SGD against Gadam", "", NO_CIFAR10),
+        ("A8", "seed 000, figure 7", "VGG-16-BN on CIFAR-10: SGD against Gadam", "",
+         f"{NO_CIFAR10}; the same question is asked on CIFAR-100"),
         ("S4", "seed 000, section 4", "bounds on lambda_1 for stable gradient descent and SGD", "stability", ""),
         ("Th2", "seed 000, theorem 2", "how many steps Lanczos needs for lambda_1", "stability", ""),
     ),

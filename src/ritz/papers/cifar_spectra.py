@@ -49,7 +49,7 @@ from ..results import Estimate, affine
 from ..risk import Risk
 from . import cifar_spectra_claims as judgement
 from .base import Claim
-from .cifar_spectra_claims import WEIGHT_DECAYS
+from .cifar_spectra_claims import EPOCHS, WEIGHT_DECAYS
 from .data import DATASETS, augment, load
 from .experiment import Progress, Rows, Setting
 from .loop import Data, Training, batch_order, evaluate
@@ -60,7 +60,6 @@ T = TypeVar("T")
 Mode = Literal["eval", "train"]
 Split = Literal["fit", "val", "test"]
 
-EPOCHS = 300
 AVERAGED_FROM = 161 / 300  # the share of the epochs before Gadam's average
 SPLITS: dict[str, Split] = {"train": "fit", "val": "val", "test": "test"}
 

@@ -43,7 +43,6 @@ from typing import Any, Literal
 import torch
 from torch.optim import Adam, AdamW, Optimizer
 
-from ..estimators.spectrum import spectrum
 from ..models import vgg16, vgg16_bn
 from ..operators.hessian import Hessian
 from ..optim import linear_decay, ramp_decay
@@ -54,17 +53,18 @@ from .experiment import Progress, Rows, Setting
 from .loop import Data, Training
 from .pool import Finished, train_all
 from .recipe import Mode, Recipe, auto_damping, kfac, on_parameters
+from .stability_noise import top_ritz_value
 
 Method = Literal["SGD", "Adam", "AdamW", "KFAC"]
 Epochs = tuple[int, int, int]  # at smoke, short and paper
 
-LONG, THIRD, FADED = (2, 15, 300), (1, 6, 100), (1, 12, 100)  # the last: so that the identity has left the averages
+LONG, THIRD, FADED = (1, 15, 300), (1, 6, 100), (1, 12, 100)  # the last: so that the identity has left the averages
 NORM = DATASETS["CIFAR100"].norm("vgg16")
 GUESS = math.log(100)  # the loss of a network that knows nothing
 LOST = 10 * GUESS  # a batch of this loss ends the run
 CHANCE = 1.0  # per cent
 DEAD = 1e-6  # outputs of a network that does not look at its images are apart by less
-SMOKE_WIDTH = 1 / 16
+SMOKE_WIDTH = 1 / 32
 MOST_POINTS = 100  # of a curve of dampings
 
 
@@ -187,7 +187,7 @@ STUDIES: dict[str, Study] = {
         _kfac(0.03, learned=True, dropout=False, code=True, epochs=FADED), _kfac(0.1, code=True, epochs=FADED),
         _kfac(0.03, code=True, epochs=FADED), _kfac(0.03, learned=True, code=True, epochs=FADED), SGD,
     )),
-    "table1": Study(tuple(TABLE1), images=(64, 1280, 45_000)),
+    "table1": Study(tuple(TABLE1), images=(8, 1280, 45_000)),
     "figure11": Study((
         *(_kfac(start, 1e-4, learned=True) for start in LOW), *(_kfac(flat, 1e-4) for flat in (*LOW, 0.01, 0.1)),
     )),
@@ -220,14 +220,16 @@ def recipe(arm: Arm, seed: int, setting: Setting) -> Recipe:
         (15, 128, 'step', 'always')
     """
     network = vgg16_bn if arm.method == "AdamW" else vgg16
-    interval, batch = setting.pick(2, 100, 100), setting.pick(8, 128, 128)
+    interval, batch = setting.pick(1, 100, 100), setting.pick(4, 128, 128)
     learner = partial(auto_damping, preset="published_code", every=interval, batch_size=batch, compensate_lr=arm.code)
+    if setting.budget == "smoke":
+        learner = partial(learner, num_batches=2)
     return Recipe(
         name=arm.label,
         model=partial(network, width=SMOKE_WIDTH) if setting.budget == "smoke" else network,
         optimizer=_optimizer(arm, setting),
         epochs=setting.pick(*arm.epochs),
-        batch_size=setting.pick(16, 128, 128),
+        batch_size=setting.pick(8, 128, 128),
         schedule=ramp_decay if arm.ramp else linear_decay,
         schedule_by="epoch" if setting.budget == "paper" else "step",
         augment=partial(augment, norm=NORM),
@@ -260,12 +262,12 @@ def _optimizer(arm: Arm, setting: Setting) -> Callable[..., Optimizer]:
 
 
 def load_data(setting: Setting) -> dict[str, Data]:
-    """Normalised images and labels: "train" (45,000), "val" (5,000) and "test" (10,000); 64 of each at smoke.
+    """Normalised images and labels: "train" (45,000), "val" (5,000) and "test" (10,000); 16 of each at smoke.
 
     Raises:
         FileNotFoundError: If CIFAR-100 is not there; it says where it was looked for.
     """
-    most = setting.pick(64, 50_000, 50_000)
+    most = setting.pick(16, 50_000, 50_000)
     parts = {}
     for name, split in (("train", "fit"), ("val", "val"), ("test", "test")):
         images, labels = load("CIFAR100", setting.data, setting.device, split)  # type: ignore[arg-type]
@@ -288,7 +290,7 @@ def study(item: str, setting: Setting, progress: Progress) -> Rows:
         raise ValueError(f"there is no item {item!r}; there are {', '.join(STUDIES)}")
     plan, data = STUDIES[item], load_data(setting)
     seeds = range(setting.num_seeds(*plan.seeds))
-    measured = partial(finish, images=setting.pick(*plan.images), num_steps=setting.pick(8, 30, 100))
+    measured = partial(finish, images=setting.pick(*plan.images), num_steps=setting.pick(2, 30, 100))
 
     def trained(arms: Iterable[Arm]) -> Rows:
         each = {_folder(arm, seed, setting): (arm, recipe(arm, seed, setting)) for seed in seeds for arm in arms}
@@ -353,7 +355,7 @@ def finish(
     found["spread"] = _short(float((outputs - outputs[:1]).abs().max()))
     if images and not training.diverged:
         risk = Risk(training.model, made.loss(), (X[:images], y[:images]), batch_size=256, plan=Plan(route="reverse"))
-        found["lambda_max"] = float(spectrum(Hessian(risk), num_steps, 1, products=num_steps).lambda_max.value)
+        found["lambda_max"] = top_ritz_value(Hessian(risk), num_steps)
     return found
 
 

@@ -20,7 +20,8 @@ def figure(rows: Rows) -> "Figure":
     from matplotlib.figure import Figure
 
     labels = list(dict.fromkeys(row["arm"] for row in rows))
-    colours = dict(zip(labels, colormaps["tab20"](np.arange(len(labels)) % 20), strict=True))
+    shades = colormaps["tab10" if len(labels) <= 10 else "tab20"]
+    colours = dict(zip(labels, shades(np.arange(len(labels)) % shades.N), strict=True))
     learned = [row for row in rows if row.get("damping")]
     panels = 3 if learned else 2
     drawing = Figure(figsize=(4.6 * panels, 4.2 + 0.14 * len(labels)), layout="constrained")
@@ -29,11 +30,14 @@ def figure(rows: Rows) -> "Figure":
         own = [row for row in rows if row["arm"] == label]
         _curves(axes[0], own, "epoch", colours[label])
         _curves(axes[1], own, "seconds", colours[label])
-    for ax, name in zip(axes, ("epoch", "seconds of training"), strict=False):
+    for ax, name in zip(axes, ("epoch", "seconds of training, runs side by side"), strict=False):
         ax.set(xlabel=name, ylabel="accuracy, %  (solid: test, dotted: training)")
     for row in learned:
         axes[2].plot(row["damping_step"], row["damping"], color=colours[row["arm"]], lw=1.0)
-        axes[2].set(xlabel="step", ylabel="learned damping δ", yscale="log")
+        axes[2].set(xlabel="step", ylabel="learned damping δ, every seed")
+    values = [value for row in learned for value in row["damping"]]
+    if values and max(values) > 3 * min(values):  # labels of a shorter range are hard to read on a logarithmic axis
+        axes[2].set_yscale("log")
     for ax in axes:
         ax.grid(alpha=0.3)
     handles, _ = axes[0].get_legend_handles_labels()

@@ -8,7 +8,8 @@ proposes a metric `a` that falls with it. As its equation 7 says and as its tabl
     a (as tabulated)  |w| / 2 + Tr H / P
 
 H is the Hessian of the training loss without the penalty. Errors: of the probes for what comes from the spectrum, of
-the test digits for the gaps. All solutions share probes and digits, so differences are taken pair by pair.
+the test digits for the gaps. All solutions share probes and digits, so differences are taken pair by pair. The solution
+with the most weight decay is audited: which measures move when the function, or the prediction, does not?
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from torch import nn
 
 from ..batches import isolated_rng
 from ..estimators.quantities import Spectrum
+from ..measures.audit import Audit, audit
 from ..measures.compare import Comparison, compare
 from ..measures.differences import direction
 from ..measures.measure import Measurement
@@ -37,7 +39,7 @@ from .data.images import Data, Split, load
 Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
 
 NUM_TRAIN, NUM_TEST = 1200, 597
-TRAINING_SHARE = 0.3  # of the time, for the progress bar
+TRAINING_SHARE, AUDIT_SHARE = 0.3, 0.15  # of the time, for the progress bar
 
 # what the table has, in its order; the keys are those of ritz.measures
 COLUMNS = {
@@ -51,6 +53,9 @@ COLUMNS = {
     "metric_a": "a (tabulated)",
 }
 MEASURES = ("trace", "moment2", "spectral_norm", "weight_norm", "metric_a_eq7", "metric_a")
+AUDITED = ("test_loss", "test_error", "trace", "spectral_norm", "weight_norm", "metric_a_eq7", "margin_median")
+TRANSFORMS = ("rescale", "scale_output")
+AUDIT_STEPS = 30  # the outliers and averages that are audited need no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ class Study:
 
     settings: Settings
     comparison: Comparison  # of solutions named by their weight decay
+    audit: Audit | None = None  # of the solution with the most weight decay
 
     @property
     def rows(self) -> Mapping[str, Measurement]:
@@ -164,9 +170,16 @@ def study(settings: Settings = Settings(), progress: Progress | None = None) -> 
     comparison = compare(
         risks, test_data, measures=[*COLUMNS, "train_loss", "train_error"], num_steps=settings.num_steps,
         num_probes=settings.num_probes, seed=settings.seed,
-        progress=lambda text, part: report(f"weight decay {text}", TRAINING_SHARE + (1 - TRAINING_SHARE) * part),
+        progress=lambda text, part: report(
+            f"weight decay {text}", TRAINING_SHARE + (1 - TRAINING_SHARE - AUDIT_SHARE) * part
+        ),
     )  # fmt: skip
-    return Study(settings=settings, comparison=comparison)
+    audited = audit(
+        risks[name], test_data, measures=AUDITED, transforms=TRANSFORMS, seed=settings.seed,
+        num_steps=min(settings.num_steps, AUDIT_STEPS), num_probes=settings.num_probes,
+        progress=lambda text, part: report(f"audit, {text}", 1 - AUDIT_SHARE + AUDIT_SHARE * part),
+    )  # fmt: skip
+    return Study(settings=settings, comparison=comparison, audit=audited)
 
 
 # --------------------------------------------------------------------------------------------- findings
@@ -184,7 +197,10 @@ def findings(found: Study) -> list[str]:
     for verdict, text in words.items():
         keys = [COLUMNS[key] for key, value in verdicts.items() if value.verdict == verdict]
         order += f" {text}: {', '.join(keys)}." if keys else ""
-    return [f"From weight decay {first} to {last} " + "; ".join(lines) + ".", order, _sharpness(found)]
+    audited = (
+        [] if found.audit is None else [f"Audit at weight decay {last}, {text}" for text in found.audit.findings()]
+    )
+    return [f"From weight decay {first} to {last} " + "; ".join(lines) + ".", order, _sharpness(found), *audited]
 
 
 def _change(found: Study, key: str, scale: float, unit: str, digits: int) -> str:

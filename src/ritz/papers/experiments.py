@@ -23,6 +23,7 @@ from . import (
     mnist_mlp,
     mnist_mlp_claims,
     noise_spectrum,
+    noise_spectrum_claims,
     softmax,
     stability,
     stability_claims,
@@ -150,7 +151,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("damping", "logistic", "LanczosOPT on softmax regression", "seed 004, figures 4 to 6", _logistic),
     Experiment(
         "damping", "noise", "the noise of batch Hessians", "seed 004, lemmas 2 and 3, theorems 1 and 4, section 7.1",
-        noise_spectrum.run, noise_spectrum.figure,
+        noise_spectrum.run, noise_spectrum.figure, noise_spectrum_claims.claims,
     ),
     _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
     _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),

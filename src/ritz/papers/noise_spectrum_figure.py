@@ -34,12 +34,15 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> "Figure":
 
 def _eigenvalues(ax: "Axes", dense: Sequence[Mapping[str, Any]]) -> None:
     """Of the noise of one batch, in units of the root of its s2."""
-    for state, colour in COLOURS.items():
+    scaled = {}
+    for state in COLOURS:
         row = summary(dense, state=state)[0]
         size = row["spikes"]["size"]
         values = torch.tensor(next(part["values"] for part in row["spectra"] if part["size"] == size))
-        scaled = values / values.square().mean().sqrt()
-        ax.hist(scaled, bins=121, range=(-15, 15), density=True, histtype="step", color=colour, label=state)
+        scaled[state] = values / values.square().mean().sqrt()
+    end = 1.02 * max(float(values.abs().max()) for values in scaled.values())  # no eigenvalue is out of sight
+    for state, colour in COLOURS.items():
+        ax.hist(scaled[state], bins=121, range=(-end, end), density=True, histtype="step", color=colour, label=state)
     grid = torch.linspace(-2, 2, 200, dtype=torch.float64)[1:-1]
     ax.plot(grid, rmt.Semicircle(1.0).density(grid), "k--", lw=1.2, label="semicircle")
     ax.set(yscale="log", xlabel="eigenvalue of X / √s2", ylabel="density", title=f"noise of a batch of {size}")
@@ -56,6 +59,8 @@ def _levels(ax: "Axes", dense: Sequence[Mapping[str, Any]]) -> None:
             ax.plot(sizes, levels, "o", color=colour, label=label)
             ax.plot(sizes, [levels[0] * f / factors[0] for f in factors], "--", color=colour, lw=1)
     ax.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="s2 = Tr X² / P", title="dashed: 1 / B − 1 / N")
+    ax.set_xticks(sizes, [str(size) for size in sizes])
+    ax.minorticks_off()
 
 
 def _entries(ax: "Axes", dense: Sequence[Mapping[str, Any]]) -> None:

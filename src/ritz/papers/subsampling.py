@@ -45,14 +45,16 @@ LEVELS = (1e-2, 1e-3, 1e-4)  # shifts of the log-determinant, of lambda_1
 SEED = "seed 002"
 
 
-def small_network(seed: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """49-10-100-10 with ReLU.
+def small_network(
+    seed: int, dtype: torch.dtype = torch.float32, hidden: Sequence[int] = (10, 100)
+) -> nn.Sequential:  # fmt: skip
+    """49-10-100-10 with ReLU, or with other hidden layers.
 
     Example:
         >>> sum(p.numel() for p in small_network(0).parameters())
         2610
     """
-    return mlp(in_features=49, seed=seed).to(dtype)
+    return mlp(in_features=49, hidden=hidden, seed=seed).to(dtype)
 
 
 def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
@@ -60,7 +62,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     (X, y), _, _ = mnist_mlp.load_mnist(setting.data, setting.device)
     num = setting.pick(200, 5000, 55_000)
     data, seeds = (X[:num], y[:num]), range(setting.num_seeds(2, 2, 3))
-    sizes: tuple[int, ...] = (8, 16) if setting.budget == "smoke" else (32, 128, 512)
+    sizes: tuple[int, ...] = (8,) if setting.budget == "smoke" else (32, 128, 512)
     trained = mnist_mlp.train_many(
         data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), progress=partial(progress, "epochs")
     )
@@ -72,7 +74,8 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
         )  # fmt: skip
         progress("moments of batches", done, len(seeds))
     small = subsampling_logdet.pooled(data[0]), y[:num]
-    trained = mnist_mlp.train_many(small, seeds, (0.0,), epochs=setting.pick(1, 30, 30), lr=0.02, make=small_network)
+    make = partial(small_network, hidden=(4, 8)) if setting.budget == "smoke" else small_network
+    trained = mnist_mlp.train_many(small, seeds, (0.0,), epochs=setting.pick(1, 30, 30), lr=0.02, make=make)
     sizes = {"smoke": (8, 16), "short": (128, 256, 512), "paper": (128, 256, 512, 1024)}[setting.budget]
     for done, seed in enumerate(seeds, 1):
         levels = LEVELS[: setting.pick(1, 3, 3)]

@@ -25,7 +25,7 @@ from ..intervals import StudentT
 from ..results import Estimate
 from .base import Claim
 from .cifar_spectra import sgd_recipe, train_arms
-from .cifar_spectra_claims import Row, decay_arm, difference, numbers, ratio, told
+from .cifar_spectra_claims import Row, decay_arm, difference, numbers, ratio, short_of, told
 from .experiment import Progress, Rows, Setting
 from .recipe import trace_penalty
 
@@ -127,7 +127,7 @@ def _measured_claims(rows: Sequence[Row]) -> list[Claim]:
     found.append(
         Claim(
             text="training accuracy, with the penalty less without", expected=0.0, tolerance=SAME_TRAINING,
-            measured=both(difference, "train_accuracy"), **about(),
+            measured=both(difference, "train_accuracy"), short_of=short_of(rows), **about(),
         )
     )  # fmt: skip
     return found + [

@@ -154,8 +154,8 @@ def _name(found: _Found, named: Mapping[str, Spectrum]) -> None:
 
 def _complete(found: _Found) -> None:
     """What results hold within themselves."""
-    if found.measurement is None and found.audit is not None:
-        found.measurement = found.audit.before
+    if found.measurement is None and found.audit is not None and found.comparison is None:
+        found.measurement = found.audit.before  # beside a comparison it would be one of its solutions once more
     m = found.measurement
     if m is not None:
         found.outputs = found.outputs or m.outputs

@@ -60,6 +60,8 @@ def of_run(folder: str | os.PathLike[str]) -> Page:
     if not results:
         raise ValueError(f"{run.folder} holds no result yet: let the run end, or name another folder")
     settings = {key: run.header[key] for key in _SETTINGS if run.header.get(key)}
+    if isinstance(files := settings.get("weights"), list) and all(isinstance(file, Mapping) for file in files):
+        settings["weights"] = {file.get("name"): {k: v for k, v in file.items() if k != "name"} for file in files}
     return build(*results, title=_title(run.header), subtitle=_subtitle(run.header), settings=settings, notes=notes)
 
 

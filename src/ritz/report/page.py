@@ -146,9 +146,7 @@ class Page:
         Raises:
             FileExistsError: If the file is there and is no such page; nothing is written.
         """
-        target = Path(path)
-        if target.exists() and not _is_page(target):
-            raise FileExistsError(f"{target} is there and is no page of ritz: name another file, or remove it")
+        target = check_target(Path(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         try:
@@ -157,6 +155,17 @@ class Page:
         finally:
             part.unlink(missing_ok=True)
         return target
+
+
+def check_target(target: Path) -> Path:
+    """A path that a page can be written to: free, or that of a page.
+
+    Raises:
+        FileExistsError: If anything else is there.
+    """
+    if target.exists() and not _is_page(target):
+        raise FileExistsError(f"{target} is there and is no page of ritz: name another file, or remove it")
+    return target
 
 
 def _is_page(path: Path) -> bool:

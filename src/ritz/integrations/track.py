@@ -1,0 +1,364 @@
+"""Curvature along a training loop, for a bounded share of its time."""
+
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericalWarning, RitzError
+from ..loggers import LoggerLike, Memory, as_logger
+from ..measures.measure import Measurement, measure
+from ..measures.registry import resolve
+from ..measures.row import Measure
+from ..measures.subject import Settings
+from ..results import Estimate, new_axes, show
+from ..risk import Risk
+from ..storage import save
+from ..tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Measures = str | Sequence[str | Measure]
+
+DEFAULT = ("train_loss", "lambda_max", "lambda_min", "trace")  # one run on the Hessian and one forward pass
+FORMAT = 1  # of the saved state
+
+log = logging.getLogger(__name__)
+clock = time.perf_counter
+
+
+def track(
+    risk: Risk,
+    every: int = 100,
+    *,
+    measures: Measures = DEFAULT,
+    logger: LoggerLike | None = None,
+    budget: float = 0.05,
+    test: Any = None,
+    init: Mapping[str, Tensor] | Tensor | None = None,
+    num_steps: int = 10,
+    num_probes: int = 4,
+    seed: int = 0,
+    layers: bool = False,
+) -> "Tracker":
+    """Curvature along any training loop; nothing of the loop, the model or its generators changes.
+
+        with ritz.track(risk, every=100, logger=wandb.run) as tracker:
+            for batch in loader:
+                ...
+                optimizer.step()
+                tracker.step()
+        print(tracker.table())
+
+    Every `every` steps the measures are taken at the weights as they are, if that keeps the time spent on it within
+    `budget` of all time since the start; if not, this look is left out and counted, and `table` says so. Only the first
+    look is made whatever it costs, since nobody knows before. All looks have the same probes, so that differences along
+    training are not those of the probes.
+
+    A row of numbers goes to the logger at each look: `curvature/hessian/NAME` for what comes of the Hessian,
+    `curvature/ggn/NAME` of the Gauss-Newton matrix, `measures/NAME` for the rest; NAME/stderr is the standard error,
+    0 where nothing was sampled. `track/seconds`, `track/products`, `track/share` and `track/skipped` say what it cost.
+
+    A look takes about 140 products with the Hessian, each two to three gradients over the data of the risk. A fixed
+    part of the training data keeps that in proportion: some batches of it, as many as a batch's curvature is noisy
+    (`ritz.curvature_noise`).
+
+    Args:
+        risk: Whose curvature: the model that is trained, its loss, and data without augmentation.
+        every: Steps between two looks.
+        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own.
+        logger: Whatever `ritz.loggers.as_logger` takes; rows are kept in `tracker.record` besides.
+        budget: The largest share of the time, above 0; 1 for no bound.
+        test, init: As in `ritz.measure`, for measures that need them.
+        num_steps, num_probes, seed: Of the spectrum, as in `ritz.spectrum`.
+        layers: Write what is known parameter by parameter, too: `curvature/hessian/trace/NAME`.
+
+    Raises:
+        ValueError: If an argument is wrong, before any work is done.
+        NonFiniteError: On entering, if the weights or losses are not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> X, y = torch.diag(torch.tensor([1.0, 2.0])), torch.zeros(2, 1)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (X, y))  # H = diag(1, 4), wherever the weights are
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with track(risk, every=2, budget=1.0) as tracker:
+        ...     for _ in range(4):
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.mse_loss(model(X), y).backward()
+        ...         optimizer.step()
+        ...         _ = tracker.step()
+        >>> tracker.record.column("curvature/hessian/lambda_max")
+        ([2, 4], [4.0, 4.0])
+    """
+    return Tracker(
+        risk, every, measures=measures, logger=logger, budget=budget, test=test, init=init, num_steps=num_steps,
+        num_probes=num_probes, seed=seed, layers=layers,
+    )  # fmt: skip
+
+
+class Tracker:
+    """What `ritz.track` gives: a context manager that counts steps, looks, and keeps what it saw.
+
+    Attributes:
+        record: All rows, as a `ritz.loggers.Memory`; `ritz.report.build(tracker.record)` makes a page of it.
+        last: The `Measurement` of the last look, with brackets, conventions and all.
+        count: Steps so far.
+        skipped: Looks that were due and left out, because they would have gone over the budget.
+        failures: Why a look gave nothing, by step.
+
+    Example:
+        >>> data = torch.eye(2), torch.zeros(2, 1)
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), data)
+        >>> tracker = Tracker(risk, measures=["trace"])
+        >>> tracker.look()["trace"].value
+        2.0
+        >>> Tracker(risk, budget=0.0)
+        Traceback (most recent call last):
+        ValueError: budget is a share of the time, above 0 and at most 1; got 0.0
+    """
+
+    def __init__(
+        self,
+        risk: Risk,
+        every: int = 100,
+        *,
+        measures: Measures = DEFAULT,
+        logger: LoggerLike | None = None,
+        budget: float = 0.05,
+        test: Any = None,
+        init: Mapping[str, Tensor] | Tensor | None = None,
+        num_steps: int = 10,
+        num_probes: int = 4,
+        seed: int = 0,
+        layers: bool = False,
+    ) -> None:
+        if not isinstance(risk, Risk):
+            raise TypeError(f"risk must be a ritz.Risk, got {type(risk).__name__}")
+        self.rows = check(every=every, budget=budget, measures=measures)
+        Settings(num_steps=num_steps, num_probes=num_probes, seed=seed)  # refuses what is out of range
+        self.risk, self.every, self.budget, self.layers = risk, every, budget, layers
+        self.test, self.init = test, init
+        self.settings: dict[str, int] = {"num_steps": num_steps, "num_probes": num_probes, "seed": seed}
+        self.logger = None if logger is None else as_logger(logger)
+        self.record = Memory()
+        self.last: Measurement | None = None
+        self.count, self.skipped, self.failures = 0, 0, dict[int, str]()
+        self.spent = 0.0  # seconds of all looks
+        self._expected: float | None = None  # seconds of a look, once one was made
+        self._before, self._begun = 0.0, None  # type: float, float | None
+
+    # ------------------------------------------------------------------------------------------ the clock
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training since the start, looks included; of a run that was resumed, all its parts."""
+        return self._before + (0.0 if self._begun is None else clock() - self._begun)
+
+    @property
+    def share(self) -> float:
+        """Of the time that went into looks."""
+        return self.spent / self.elapsed if self.elapsed else 0.0
+
+    def start(self) -> "Tracker":
+        """Look whether the risk is sound, and start the clock, as `with` does."""
+        self.risk.check()
+        self._begun = clock() if self._begun is None else self._begun
+        return self
+
+    def stop(self) -> None:
+        """Stop the clock, as leaving `with` does; `start` goes on from there."""
+        self._before, self._begun = self.elapsed, None
+        for note in self._notes():
+            log.info("%s", note)
+
+    def __enter__(self) -> "Tracker":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------------------------------ looking
+
+    def step(self, step: int | None = None) -> Measurement | None:
+        """To be called after each step of the optimiser; what was measured, where it was.
+
+        Args:
+            step: The number of the step, where the loop has its own; the same number again is not counted.
+        """
+        before, self.count = self.count, self.count + 1 if step is None else int(step)
+        due = self.count // self.every > before // self.every  # a trainer with two optimisers counts two at a time
+        return self.offer() if due else None
+
+    def offer(self) -> Measurement | None:
+        """Look now if the budget allows it; what fails in it is kept in `failures`, and training goes on."""
+        if self._begun is None:
+            self._begun = clock()
+        if not self._affordable():
+            self.skipped += 1
+            log.info("no look at step %d: it would take about %.2g s, over the budget", self.count, self._expected)
+            return None
+        try:
+            return self.look()
+        except (RitzError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            if reason not in self.failures.values():
+                warnings.warn(f"step {self.count} could not be looked at: {reason}", NumericalWarning, stacklevel=3)
+            self.failures[self.count] = reason
+            return None
+
+    def _affordable(self) -> bool:
+        if self._expected is None:
+            return True
+        return self.spent + self._expected <= self.budget * (self.elapsed + self._expected)
+
+    def look(self) -> Measurement:
+        """Measure now, whatever it costs; the time counts all the same.
+
+        Raises:
+            RitzError: If the network has diverged, or no measure exists for it.
+        """
+        self._wait()
+        begin = clock()
+        try:
+            found = measure(self.risk, self.test, self.init, measures=self.rows, **self.settings)  # type: ignore[arg-type]
+            self._wait()
+        finally:
+            seconds = clock() - begin
+            self.spent += seconds
+            self._expected = seconds
+        if not found.estimates:
+            raise RitzError("; ".join(dict.fromkeys(found.failures.values())))
+        self.last = found
+        row = self._row(found) | {"track/seconds": seconds, "track/share": self.share}
+        row["track/skipped"] = float(self.skipped)
+        self.record.log(row, self.count)
+        if self.logger is not None:
+            self.logger.log(row, self.count)
+        return found
+
+    def _wait(self) -> None:
+        """For what a GPU still has to do, so that the time of a look is its own."""
+        if self.risk.device.type == "cuda":
+            torch.cuda.synchronize(self.risk.device)
+
+    def _row(self, found: Measurement) -> dict[str, float]:
+        """Plain numbers by name."""
+        row: dict[str, float] = {}
+        for measured in self.rows:
+            estimate = found.estimates.get(measured.key)
+            if estimate is None or estimate.many:
+                continue
+            name = _name(measured)
+            row |= _pair(name, estimate)
+            if self.layers:
+                for part in self.risk.names:
+                    row |= _pair(f"{name}/{part}", estimate.parts[part]) if part in estimate.parts else {}
+        return row | {"track/products": float(max(e.products for e in found.values()))}
+
+    # ------------------------------------------------------------------------------------------ what it saw
+
+    @property
+    def names(self) -> list[str]:
+        """Of what was measured, without errors and costs."""
+        return [name for name in self.record.names if not name.startswith("track/") and not name.endswith("/stderr")]
+
+    def table(self, *names: str) -> Table:
+        """All that was measured, or those named, with errors: one row for each look; below it what it cost."""
+        columns = names or tuple(self.names)
+        for name in columns:
+            self.record.column(name)  # says what there is
+        cells = [(str(row["step"]), *(_cell(row, name) for name in columns)) for row in self.record.rows]
+        short = [name.removeprefix("curvature/").removeprefix("measures/") for name in columns]
+        return Table(("step", *short), cells, notes=self._notes(), numeric=range(len(columns) + 1))
+
+    def _notes(self) -> list[str]:
+        """What it cost, and what was left out."""
+        looks = len(self.record.rows)
+        notes = [f"{looks} look{'s' * (looks != 1)} took {self.spent:.2g} s, {self.share:.1%} of the time"]
+        if self.skipped:
+            notes.append(
+                f"{self.skipped} more were due and left out: with about {self._expected or 0:.2g} s each they would "
+                f"have gone over the budget, {self.budget:.3g} of the time; give the risk fewer samples or raise it"
+            )
+        return notes + [f"step {step} could not be looked at: {reason}" for step, reason in self.failures.items()]
+
+    def plot(self, *names: str, ax: "Axes | None" = None) -> "Axes":
+        """Lines along the steps, with two standard errors; the curvature's, or those named."""
+        chosen = names or [name for name in self.names if name.startswith("curvature/")] or self.names
+        ax = ax or new_axes()
+        for name in chosen:
+            steps, values = self.record.column(name)
+            (line,) = ax.plot(steps, values, marker="o", markersize=3, label=name)
+            errors = [row.get(f"{name}/stderr", 0.0) for row in self.record.rows if name in row]
+            if any(errors):
+                low, high = ([v + side * 2 * e for v, e in zip(values, errors, strict=True)] for side in (-1, 1))
+                ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.set(xlabel="step")
+        ax.legend()
+        return ax
+
+    # ------------------------------------------------------------------------------------------ to go on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers: what a continued run needs to go on counting, looking and telling."""
+        return {
+            "format": FORMAT, "count": self.count, "skipped": self.skipped, "failures": dict(self.failures),
+            "elapsed": self.elapsed, "spent": self.spent, "expected": self._expected,
+            "rows": [dict(row) for row in self.record.rows],
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; time that went by in between does not count."""
+        if state.get("format") != FORMAT:
+            raise ValueError(f"the state of a tracker has format {FORMAT}, this one has {state.get('format')!r}")
+        self.count, self.skipped = state["count"], state["skipped"]
+        self.failures = {int(step): reason for step, reason in state["failures"].items()}
+        self.spent, self._expected = state["spent"], state["expected"]
+        self._before, self._begun = state["elapsed"], None if self._begun is None else clock()
+        self.record.rows[:] = [dict(row) for row in state["rows"]]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the state as `path`.json; `tracker.load_state_dict(ritz.load(path))` goes on from it."""
+        return save(self.state_dict(), path)
+
+
+def check(*, every: int, budget: float, measures: Measures) -> list[Measure]:
+    """The measures that are meant; anything wrong is refused.
+
+    Example:
+        >>> [row.key for row in check(every=1, budget=0.05, measures=["trace"])]
+        ['trace']
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be at least 1 step, got {every!r}")
+    if not 0 < budget <= 1:
+        raise ValueError(f"budget is a share of the time, above 0 and at most 1; got {budget}")
+    return resolve(measures)
+
+
+def _name(row: Measure) -> str:
+    """Where a measure's numbers go."""
+    if row.cost == "Hessian":
+        return f"curvature/hessian/{row.key}"
+    if row.cost == "GGN" or row.key.startswith("ggn_"):
+        return f"curvature/ggn/{row.key.removeprefix('ggn_')}"
+    return f"measures/{row.key}"
+
+
+def _pair(name: str, estimate: Estimate) -> dict[str, float]:
+    """A value and its error, where that is known."""
+    stderr = float(torch.as_tensor(estimate.stderr))
+    return {name: float(estimate.value)} | ({} if math.isnan(stderr) else {f"{name}/stderr": stderr})
+
+
+def _cell(row: Mapping[str, float], name: str) -> str:
+    return show(row[name], row.get(f"{name}/stderr", 0.0)).replace("+-", "±") if name in row else ""

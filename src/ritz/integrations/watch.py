@@ -1,0 +1,123 @@
+"""What a trainer's callback does with a tracker, whoever the trainer is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ..loggers import Log, LoggerLike, as_logger
+from ..risk import Risk
+from .track import DEFAULT, Tracker, check
+
+MakeRisk = Callable[[nn.Module], Risk]
+
+
+class Watch:
+    """A tracker that begins when training does, and looks every so many steps or epochs.
+
+    Args:
+        risk: The risk, or a function of the trained module that makes it; called when training begins, by when a
+            trainer has moved the module to its device.
+        every: Steps between two looks.
+        every_epochs: Epochs between two looks, instead.
+        logger: Where rows go beside the trainer's own loggers.
+        settings: Further ones of `ritz.track`.
+
+    Example:
+        >>> X, y = torch.diag(torch.tensor([1.0, 2.0])), torch.zeros(2, 1)
+        >>> watch = Watch(lambda module: ritz.Risk(module, torch.nn.MSELoss(), (X, y)), every=1, measures=["trace"])
+        >>> watch.begin(torch.nn.Linear(2, 1, bias=False), lambda scalars, step: None)
+        >>> watch.step(1)
+        >>> watch.tracker.last["trace"].value  # of diag(1, 4)
+        5.0
+    """
+
+    def __init__(
+        self,
+        risk: Risk | MakeRisk,
+        every: int = 100,
+        *,
+        every_epochs: int | None = None,
+        logger: LoggerLike | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(risk, Risk) and (isinstance(risk, nn.Module) or not callable(risk)):
+            raise TypeError(
+                f"risk must be a ritz.Risk, or a function of the trained module that makes one, got "
+                f"{type(risk).__name__}"
+            )
+        if every_epochs is not None and every_epochs < 1:
+            raise ValueError(f"every_epochs must be at least 1, got {every_epochs}")
+        check(every=every, budget=settings.get("budget", 1.0), measures=settings.get("measures", DEFAULT))
+        self.risk, self.every, self.every_epochs, self.settings = risk, every, every_epochs, settings
+        self.logger = None if logger is None else as_logger(logger)
+        self.tracker: Tracker | None = None
+        self._module: nn.Module | None = None  # that the tracker is for
+        self._epochs = 0  # at the last look
+        self._waiting: Mapping[str, Any] | None = None  # a state that came before training began
+
+    def begin(self, module: nn.Module, host: Log) -> None:
+        """Make the tracker, and start its clock; `host` is how the trainer takes rows."""
+        if self.tracker is None or module is not self._module:
+            self._module, self._epochs = module, 0
+            risk = self.risk if isinstance(self.risk, Risk) else self.risk(module)
+            self.tracker = Tracker(risk, self.every, **self.settings)
+        if self._waiting is not None:
+            self.tracker.load_state_dict(self._waiting)
+            self._waiting = None
+        self.tracker.logger = as_logger(host if self.logger is None else [host, self.logger])
+        self.tracker.start()
+
+    def step(self, step: int) -> None:
+        """After a step of the optimiser."""
+        assert self.tracker is not None, "training has not begun"
+        if self.every_epochs is None:
+            self.tracker.step(step)
+        else:
+            self.tracker.count = step
+
+    def epoch(self, epochs: int) -> None:
+        """After an epoch, the number of those that are done; one that was cut short is none."""
+        assert self.tracker is not None, "training has not begun"
+        if self.every_epochs is not None and epochs % self.every_epochs == 0 and epochs > self._epochs:
+            self._epochs = epochs
+            self.tracker.offer()
+
+    def end(self) -> None:
+        """Stop the clock."""
+        if self.tracker is not None:
+            self.tracker.stop()
+
+    def state(self) -> dict[str, Any]:
+        """Of the tracker; nothing before training begins."""
+        return {} if self.tracker is None else self.tracker.state_dict()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, now or when training begins."""
+        if not state:
+            return
+        if self.tracker is None:
+            self._waiting = dict(state)
+        else:
+            self.tracker.load_state_dict(state)
+
+
+def each_step(calls: tuple[Callable[[], Any], ...]) -> tuple[Callable[[], Any], ...]:
+    """What is to be called after each step, checked: functions without arguments.
+
+    Example:
+        >>> each_step((3,))
+        Traceback (most recent call last):
+        TypeError: expected functions to call after each step, such as damping.step, got int
+    """
+    for call in calls:
+        if not callable(call):
+            raise TypeError(
+                f"expected functions to call after each step, such as damping.step, got {type(call).__name__}"
+            )
+    return calls
+
+
+def made(name: str, hooks: type, host: Any, module: str) -> type:
+    """The hooks of ritz on the callback class of a host, under a name that pickle finds."""
+    return type(name, (hooks, host), {"__module__": module, "__qualname__": name, "__doc__": hooks.__doc__})
