@@ -143,3 +143,10 @@ def test_a_file_from_before_lists_and_strides_were_kept_loads_as_it_did(tmp_path
     mark = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     save_file({"/x": torch.arange(3.0)}, tmp_path / "old.safetensors", {"text": mark})
     assert same(load(tmp_path / "old"), {"x": torch.arange(3.0), "sizes": (1, (float("inf"), None))})
+
+
+def test_files_are_for_whom_new_files_are(tmp_path):
+    (tmp_path / "plain").touch()
+    storage.save({"x": torch.ones(2)}, tmp_path / "saved")
+    modes = {path.suffix: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes[".json"] == modes[".safetensors"] == modes[""]

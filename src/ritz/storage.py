@@ -176,7 +176,10 @@ def _replace(target: Path, write: Callable[[Path], Any]) -> None:
     """Write beside the target and move there what is on the disk: neither a kill nor a power cut leaves a torn file."""
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # its own: two processes may save at once
     try:
+        part.touch()
+        mode = part.stat().st_mode
         write(part)
+        part.chmod(mode)  # that of any new file: safetensors makes its own for the owner alone
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
