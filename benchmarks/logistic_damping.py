@@ -122,27 +122,13 @@ def references(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 def judge(report: dict[str, Any]) -> dict[str, Any]:
     """The report with the claims that follow from its runs."""
     claims = judgement.claims(judgement.from_plain(report["runs"]))
-    return {
-        **report,
-        "claims": [{**vars(claim), **measured(claim), "verdict": claim.verdict} for claim in claims.values()],
-    }
+    return {**report, "claims": [plain_claim(claim) for claim in claims.values()]}
 
 
 def all_claims(report: dict[str, Any]) -> dict[judgement.Key, Claim]:
     """What follows from the runs, and from the comparison with eigenpairs."""
     references = judgement.from_plain_reference(report["references"])
     return judgement.claims(judgement.from_plain(report["runs"])) | judgement.reference_claims(references)
-
-
-def measured(claim: Claim) -> dict[str, Any]:
-    """The number, and its interval where it has one."""
-    if not isinstance(claim.measured, Estimate):
-        return {"measured": claim.measured}
-    return {"measured": _short(claim.measured.value), "interval": [_short(end) for end in claim.measured.interval()]}
-
-
-def _short(value: Any) -> float:
-    return float(f"{float(value):.7g}")
 
 
 def write(report: dict[str, Any], folder: Path) -> None:

@@ -25,8 +25,7 @@ import torch
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
 from ritz.papers.base import Claim
-from ritz.papers.experiment import own_commit
-from ritz.results import Estimate
+from ritz.papers.experiment import own_commit, plain_claim
 from ritz.space import random_uniform
 
 if TYPE_CHECKING:
@@ -72,14 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def judge(report: dict[str, Any]) -> dict[str, Any]:
     """The report with the claims that follow from its rows."""
     claims = judgement.claims(judgement.from_plain(report["rows"]))
-    return {**report, "claims": [{**vars(claim), **measured(claim), "verdict": claim.verdict} for claim in claims]}
-
-
-def measured(claim: Claim) -> dict[str, Any]:
-    """The number, and its interval where it has one."""
-    if not isinstance(claim.measured, Estimate):
-        return {"measured": claim.measured}
-    return {"measured": float(claim.measured.value), "interval": [float(end) for end in claim.measured.interval()]}
+    return {**report, "claims": [plain_claim(claim) for claim in claims]}
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
