@@ -21,6 +21,7 @@ HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "pandas")
 RESULTS = "errors intervals storage results"
 ALLOWED = {
     "errors": "",
+    "memory": "",
     "storage": "errors",
     "intervals": "errors storage",
     "results": "errors intervals storage",
@@ -30,12 +31,12 @@ ALLOWED = {
     "tables": "errors",
     "loggers": "errors tables",
     "runs": "errors storage tables loggers",
-    "replay": "errors",
+    "replay": "errors memory",
     "convolutions": "errors",
     "plan": RESULTS,
     "losses": "errors space",
     "layers": "errors space losses",
-    "batches": "errors comm reducers space plan",
+    "batches": "errors memory comm reducers space plan",
     "modes": "errors space batches",
     "risk": f"{RESULTS} comm reducers space replay plan losses layers batches modes",
     "linearity": "errors batches layers risk",
@@ -46,7 +47,7 @@ ALLOWED = {
     "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators "
     "krylov estimators rmt",
     "transforms": "measures",
-    "doctor": "errors tables reducers batches risk linearity operators estimators measures",
+    "doctor": "errors memory tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
     "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches modes risk "
     "operators krylov estimators rmt",

@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .memory import free_memory
 from .space import random_uniform
 
 DEFAULT_BATCH_SIZE = 256
@@ -353,13 +353,8 @@ def _bytes(data: Any) -> int:
 
 def _room(device: torch.device) -> float:
     """A third of the free memory of the device, in bytes."""
-    if device.type == "cuda":
-        at_hand = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (torch.cuda.mem_get_info(device)[0] + at_hand) / 3
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 3
-    except (ValueError, OSError, AttributeError):
-        return 2.0**31
+    free = free_memory(device)
+    return 2.0**31 if free is None else free / 3
 
 
 # ------------------------------------------------------------------------------------------- randomness

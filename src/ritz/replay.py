@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .memory import free_memory
+
 log = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -174,8 +176,8 @@ def _has_room(device: torch.device) -> bool:
     """Whether half of the device's memory is free, that which torch keeps at hand counted in."""
     if device.type != "cuda":
         return True
-    free, total = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > total / 2
+    free = free_memory(device)
+    return free is not None and free > torch.cuda.mem_get_info(device)[1] / 2
 
 
 def _switches() -> tuple[Hashable, ...]:

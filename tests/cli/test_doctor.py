@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ritz
 from ritz.cli import main, screen
-from ritz.doctor import Checkup, costs, examine
+from ritz.doctor import Checkup, costs, examination, examine
 from ritz.doctor.checkup import Trial
 from ritz.doctor.costs import LiveBytes, Products
 from ritz.doctor.examination import _coarse, _Examination
@@ -187,7 +187,7 @@ def test_a_loss_without_a_gradient_is_found():
 
 
 def test_small_batches_and_missing_memory_are_advised_on(monkeypatch):
-    monkeypatch.setattr(costs, "free_memory", lambda device: 1000.0)
+    monkeypatch.setattr(examination, "free_memory", lambda device: 1000.0)
     found = examine(risk_of(mlp(nn.Tanh()), num=40, batch_size=4))
     assert "batches of 4 samples" in found["batches"].text
     assert found["memory"].status == "warning"

@@ -6,7 +6,6 @@ time     products: t(k) = a + b k seconds for k vectors on one batch, from k = 1
 memory   the tensors that live during one product on that batch, counted, and the vectors that the run holds
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,27 +120,6 @@ def product_bytes(operator: RiskOperator) -> float:
     with LiveBytes() as live:
         operator.rows(rows)
     return float(live.peak)
-
-
-def free_memory(device: torch.device) -> float | None:
-    """Bytes that are free on a device, or None where the system does not tell.
-
-    Example:
-        >>> free_memory(torch.device("cpu")) is None or free_memory(torch.device("cpu")) > 0
-        True
-    """
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo", encoding="utf8") as file:  # the cache of files counts as free there
-            lines = (line.split() for line in file)
-            return 1024.0 * next(float(words[1]) for words in lines if words[0] == "MemAvailable:")
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 class LiveBytes(TorchDispatchMode):

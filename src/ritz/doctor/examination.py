@@ -11,6 +11,7 @@ from ..batches import Batch
 from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
 from ..linearity import multi_affine
 from ..measures.registry import resolve
+from ..memory import free_memory
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import ROUTES, Hessian
 from ..reducers import Mean
@@ -321,7 +322,7 @@ class _Examination:
 
     def _room(self) -> None:
         """Whether the memory is there."""
-        needed, free = self.projections[0].memory, costs.free_memory(self.risk.device)
+        needed, free = self.projections[0].memory, free_memory(self.risk.device)
         if free is None:
             return
         text = f"{size(needed)} beside model and data, of {size(free)} that are free"

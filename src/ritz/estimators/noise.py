@@ -53,7 +53,8 @@ def curvature_noise(
     With two probes or more the standard error counts batches and probes. With num_probes=1 it is that of the batches
     for this one probe: how the probe lies to the few directions that hold most of the noise is an error that no batch
     can show, and it is left out. A few probes do not know their standard error well, and the interval takes it as it
-    is, so that it covers less than it says where noise lies in few directions: use 8 or more where that matters.
+    is, so that it covers less than it says where noise lies in few directions (docs/noise.md): use 8 or more where that
+    matters.
 
     Args:
         risk: Training data without augmentation.

@@ -15,14 +15,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..loggers import LoggerLike
-from ..risk import Risk
-from .watch import MakeRisk, Watch, each_step, made
+from .watch import Watching, each_step, made
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
-class CurvatureHooks:
+class CurvatureHooks(Watching):
     """Measures every so many steps or epochs of Lightning's training, as `ritz.track` does; a callback.
 
     Rows go to the loggers of the trainer, at the steps at which they are made, and the numbers can be monitored by name
@@ -46,23 +44,6 @@ class CurvatureHooks:
         >>> hooks.state_dict()
         {}
     """
-
-    def __init__(
-        self,
-        risk: Risk | MakeRisk,
-        every: int = 100,
-        *,
-        every_epochs: int | None = None,
-        logger: LoggerLike | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__()
-        self.watch = Watch(risk, every, every_epochs=every_epochs, logger=logger, **settings)
-
-    @property
-    def tracker(self) -> Any:
-        """The tracker, once training has begun."""
-        return self.watch.tracker
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the tracker, and start its clock."""

@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..loggers import LoggerLike
 from ..losses import CrossEntropy
 from ..risk import Risk
 from .track import FORMAT
-from .watch import MakeRisk, Watch, each_step, made
+from .watch import Watching, each_step, made
 
 IGNORED = -100
 _TARGETS = ("labels", "label", "label_ids")
@@ -144,7 +143,7 @@ def shown(optimizer: Any) -> Callable[..., Tensor]:
 # ---------------------------------------------------------------------------------------------- callbacks
 
 
-class CurvatureHooks:
+class CurvatureHooks(Watching):
     """Measures every so many steps or epochs of Hugging Face's Trainer, as `ritz.track` does; a callback.
 
     A callback cannot reach the loggers of its Trainer: rows are written to `trainer.state.log_history`, which is part
@@ -171,24 +170,6 @@ class CurvatureHooks:
         TypeError: risk must be a ritz.Risk, or a function of the trained module that makes one, got Linear
     """
 
-    def __init__(
-        self,
-        risk: Risk | MakeRisk,
-        every: int = 100,
-        *,
-        every_epochs: int | None = None,
-        logger: LoggerLike | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__()
-        self.own = logger is None
-        self.watch = Watch(risk, every, every_epochs=every_epochs, logger=logger, **settings)
-
-    @property
-    def tracker(self) -> Any:
-        """The tracker, once training has begun."""
-        return self.watch.tracker
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the tracker, and start its clock; go on from the history of a resumed run."""
         if state.is_world_process_zero:
@@ -200,7 +181,7 @@ class CurvatureHooks:
         """How the Trainer keeps a row."""
 
         def take(scalars: dict[str, float], step: int) -> None:
-            if self.own:
+            if self.watch.logger is None:
                 state.log_history.append({**scalars, "epoch": state.epoch, "step": step})
 
         return take

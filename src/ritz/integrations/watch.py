@@ -102,6 +102,32 @@ class Watch:
             self.tracker.load_state_dict(state)
 
 
+class Watching:
+    """What the callbacks of all trainers have: a `Watch`, and its tracker.
+
+    Example:
+        >>> Watching(lambda module: None).tracker is None
+        True
+    """
+
+    def __init__(
+        self,
+        risk: Risk | MakeRisk,
+        every: int = 100,
+        *,
+        every_epochs: int | None = None,
+        logger: LoggerLike | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()  # of the trainer's own class
+        self.watch = Watch(risk, every, every_epochs=every_epochs, logger=logger, **settings)
+
+    @property
+    def tracker(self) -> Any:
+        """The tracker, once training has begun."""
+        return self.watch.tracker
+
+
 def each_step(calls: tuple[Callable[[], Any], ...]) -> tuple[Callable[[], Any], ...]:
     """What is to be called after each step, checked: functions without arguments.
 

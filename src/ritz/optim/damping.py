@@ -52,7 +52,8 @@ class AutoDamping:
     Every `every` steps the rule is shown what it needs, at the weights as they are. `step()` draws fresh batches from
     the risk for it; with `step(batch)` single products of the training batches, spread over the steps before, serve
     instead (see `ritz.optim.streaming`). Until the first refresh the damping stays as it is. Either way 4 batches go
-    with 100 steps; docs/kfac.md and docs/convergence.md have what 8 of them cost.
+    with 100 steps: docs/noise.md has what that costs on a CPU and how well the noise is known by it, docs/kfac.md what
+    it costs on a GPU.
 
     Learning rates belong to the user and to schedulers: `compensate_lr` multiplies them by 1 + delta inside each
     `optimizer.step()` only, through hooks, or by `group["lr_scale"]` where the optimiser has such an entry.

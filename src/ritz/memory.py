@@ -1,0 +1,27 @@
+"""How much memory a device has left."""
+
+import os
+
+import torch
+
+
+def free_memory(device: torch.device) -> float | None:
+    """Bytes that are free on a device, that which torch keeps at hand counted in; None where the system does not tell.
+
+    Example:
+        >>> free_memory(torch.device("cpu")) is None or free_memory(torch.device("cpu")) > 0
+        True
+    """
+    if device.type == "cuda":
+        at_hand = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + at_hand)
+    try:
+        with open("/proc/meminfo", encoding="utf8") as file:  # the cache of files counts as free there
+            lines = (line.split() for line in file)
+            return 1024.0 * next(float(words[1]) for words in lines if words[0] == "MemAvailable:")
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return None
