@@ -132,6 +132,8 @@ def test_the_published_code_differs_from_the_controlled_arms_as_it_says():
     assert own.training_mode == code.training_mode == "until_refresh"
     assert recipe(replace(arm.at(0.03), code=True), 0, Setting("paper")).optimizer.keywords["fisher"] == "mc"
     assert recipe(arm.at(0.03), 0, Setting("paper")).training_mode == "never"
+    assert recipe(replace(arm, never=True), 0, Setting("paper")).training_mode == "never"
+    assert replace(arm, never=True).at(0.03) == arm.at(0.03)
 
 
 def test_the_paper_budget_is_the_papers():
@@ -163,7 +165,7 @@ def test_a_learned_arm_is_given_flat_ones_at_its_mean_over_seeds():
 
 def test_the_mean_of_a_learned_damping_is_that_of_the_steps():
     rows = [row for row in without_dropout()[0] if "learned" in row["arm"]]
-    assert len(rows) == 2
+    assert len(rows) == 4
     for row in rows:
         held = torch.full((row["steps"],), 0.03, dtype=torch.float64)
         for step, damping in zip(row["damping_step"], row["damping"], strict=True):

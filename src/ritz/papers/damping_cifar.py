@@ -19,7 +19,8 @@ drawn labels, with dropout, and with rates as they are. So what the paper compar
 damping. `Arm(code=True)` is all of that. What is left of the identity is damping of its own for about 2,000 steps, most
 of a short run. All other arms take debiased averages, kl_clip 0.001 (without it a debiased start loses runs:
 docs/convergence.md), drawn labels and rates as they are, whether the damping is flat or learned: they differ in damping
-and dropout alone. Without dropout a learned run has none from the first refresh on, as published, and a flat one never.
+and dropout alone. Without dropout a learned run has none from the first refresh on, as published, and a flat one never;
+so that these differ in damping alone, `Arm(never=True)` is a learned run that never has it.
 
 The learned damping is `AutoDamping.preset("published_code")`, 8 batches of the same 1,024 images every 100 steps, by
 the estimate that was meant and not the one that is printed. Where flat damping at its start value is beside a learned
@@ -78,6 +79,7 @@ class Arm:
         damping: delta, flat or to start from: Adam's eps, KFAC's damping.
         learned: Whether it learns.
         dropout: Whether there is dropout in training.
+        never: Without dropout: that a learned run has none before its first refresh either.
         code: Whether KFAC, and what comes with learned damping, is as in the published code: see above.
         ramp: The rate of equation 16 in place of equation 12.
         weight_decay: Of AdamW.
@@ -93,6 +95,7 @@ class Arm:
     damping: float = 0.0
     learned: bool = False
     dropout: bool = True
+    never: bool = False
     code: bool = False
     ramp: bool = False
     weight_decay: float = 0.0
@@ -108,6 +111,7 @@ class Arm:
             "decay " + format(self.weight_decay, "g"): self.weight_decay > 0,
             "ramp": self.ramp,
             "no dropout": not self.dropout,
+            "not even before the first refresh": self.never,
             "as published": self.code,
             "as long as KFAC": self.method == "SGD" and self.epochs == THIRD,
         }
@@ -118,7 +122,7 @@ class Arm:
         """When the network is in training mode."""
         if self.dropout:
             return "always"
-        return "until_refresh" if self.learned else "never"
+        return "until_refresh" if self.learned and not self.never else "never"
 
     def at(self, damping: float) -> "Arm":
         """The same with flat damping.
@@ -127,7 +131,7 @@ class Arm:
             >>> Arm("KFAC", 1e-3, 0.03, learned=True).at(0.05).label
             'KFAC 0.001, flat 0.05'
         """
-        return replace(self, learned=False, damping=damping)
+        return replace(self, learned=False, never=False, damping=damping)
 
 
 @dataclass(frozen=True)
@@ -178,8 +182,9 @@ STUDIES: dict[str, Study] = {
         _kfac(0.03, learned=True), _kfac(0.03, learned=True, dropout=False), _kfac(0.1), _kfac(0.03), SGD_THIRD, SGD,
     ), seeds=(2, 3, 3)),
     "figure12-dropout": Study((
-        _kfac(0.03, learned=True, dropout=False), _kfac(0.03, dropout=False),
-    ), seeds=(2, 3, 3)),
+        _kfac(0.03, learned=True, dropout=False, never=True), _kfac(0.03, learned=True, dropout=False),
+        _kfac(0.03, dropout=False),
+    ), seeds=(2, 4, 4)),
     "figure12-low": Study((
         _kfac(0.01, learned=True), _kfac(0.01), _kfac(0.01, learned=True, dropout=False), _kfac(0.01, dropout=False),
     )),

@@ -246,7 +246,7 @@ def _beside(runs: Runs, where: str, learned: Arm) -> list[Claim]:
     for what, flat in {"start": start, "mean": mean}.items() if start != mean else [("start and mean", start)]:
         text = f"{learned.label} beats flat damping at its {what} ({flat})"
         found += [_difference(runs, where, text, learned, flat), _faster(runs, where, text, learned, flat)]
-    late = "" if learned.dropout else "; the learned run has dropout until its first refresh, the flat one never"
+    late = "" if learned.mode != "until_refresh" else "; the learned run has dropout until its first refresh, the flat one never"
     return [replace(claim, evidence=claim.evidence + late) for claim in found]
 
 
@@ -288,7 +288,8 @@ def _figure12(runs: Runs) -> list[Claim]:
 
 
 def _figure12_dropout(runs: Runs) -> list[Claim]:
-    return _beside(runs, f"figure 12, {DEBIASED}, without dropout", STUDIES["figure12-dropout"].arms[0])
+    where, arms = f"figure 12, {DEBIASED}, without dropout", STUDIES["figure12-dropout"].arms
+    return [claim for arm in arms if arm.learned for claim in _beside(runs, where, arm)]
 
 
 def _figure12_low(runs: Runs) -> list[Claim]:
