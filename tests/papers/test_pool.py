@@ -19,6 +19,7 @@ import pool_cases as cases
 import pytest
 import torch
 
+from ritz import locks
 from ritz.papers import checkpoints
 from ritz.papers.experiment import Setting
 from ritz.papers.pool import Finished, train_all
@@ -118,6 +119,20 @@ def test_a_failure_is_told_by_name_when_the_others_are_done(tmp_path):
     assert not torch.multiprocessing.active_children()
 
 
+def test_where_memory_runs_out_fewer_go_on_side_by_side(tmp_path, caplog):
+    found = side_by_side({name: (cases.crowded, (tmp_path, name)) for name in "abc"}, workers=2)
+    assert list(found) == ["a", "b", "c"]
+    assert "no memory for 2 at a time, from here on 1" in caplog.text
+    assert found["b"] == found["c"]  # the one that is left does all that is left
+    assert not torch.multiprocessing.active_children()
+
+
+def test_one_that_runs_out_of_memory_alone_fails(tmp_path):
+    (tmp_path / "for ever").touch()
+    with pytest.raises(RunFailed, match="run 'a' failed: OutOfMemoryError: two are too many"):
+        side_by_side({"a": (cases.crowded, (tmp_path, "a"))}, workers=2)
+
+
 def test_the_keyboard_ends_the_workers(tmp_path):
     def interrupt():
         wait_for((tmp_path / "begun").exists)
@@ -180,7 +195,7 @@ def test_after_the_parent_is_killed_a_second_call_goes_on(tmp_path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     owners = [json.loads((folder / "lock").read_text(encoding="utf8")) for folder in folders]
-    wait_for(lambda: not any(checkpoints._at_work(owner) for owner in owners))  # the workers end by themselves
+    wait_for(lambda: not any(locks.at_work(owner) for owner in owners))  # the workers end by themselves
     hold.unlink()
     finish = {"item": "x", "finish": cases.weight_sum}
     found = train_all(recipes(hold=str(hold)), cases.some_data(), Setting(runs=runs), **finish)
@@ -311,14 +326,14 @@ def test_a_lock_that_says_nothing_yet_is_respected(tmp_path):
 def test_the_lock_of_a_dead_process_is_taken_over_and_given_back(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     owner = {"process": dead.pid, "machine": platform.node()}
-    wait_for(lambda: not checkpoints._at_work(owner))  # a zombie by then
+    wait_for(lambda: not locks.at_work(owner))  # a zombie by then
     folder = locked(tmp_path, **owner)
     kept = open_folder(folder)
     assert json.loads((folder / "lock").read_text(encoding="utf8"))["process"] == os.getpid()
     del kept
     assert not (folder / "lock").exists()
     dead.wait()
-    assert not checkpoints._at_work(owner)
+    assert not locks.at_work(owner)
 
 
 def test_in_one_process_the_later_one_has_the_lock(tmp_path):

@@ -289,7 +289,8 @@ def _figure12(runs: Runs) -> list[Claim]:
 
 def _figure12_dropout(runs: Runs) -> list[Claim]:
     where, arms = f"figure 12, {DEBIASED}, without dropout", STUDIES["figure12-dropout"].arms
-    return [claim for arm in arms if arm.learned for claim in _beside(runs, where, arm)]
+    there = [arm for arm in arms if arm.learned and arm.label in runs.rows]
+    return [claim for arm in there for claim in _beside(runs, where, arm)]
 
 
 def _figure12_low(runs: Runs) -> list[Claim]:

@@ -1,26 +1,31 @@
 """Processes side by side on one machine, each of which does one task after another.
 
 Python's own pool ends all processes when one is lost, and training with them. Here the others finish what they do, and
-only then is the failure raised; when the parent is killed, its workers end themselves.
+only then is the failure raised; when the parent is killed, its workers end themselves. Where memory runs out, there is
+one process fewer from then on, and the task is done again.
 """
 
+import logging
 import os
 import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import connection, parent_process
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+log = logging.getLogger(__name__)
 
 LEAVE = 10.0  # seconds that a process is given to end
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]  # function and arguments
 Done = Callable[[int, int], None]  # (done, total)
+End = Literal["done", "failed", "no room"]
 
 
 class RunFailed(RuntimeError):
@@ -44,7 +49,7 @@ def side_by_side(tasks: Mapping[str, Task], workers: int, done: Done | None = No
     Raises:
         TypeError: If a task cannot be pickled, before anything is started.
         RunFailed: If a task raised, or its process was lost; no task is begun after that, and those that were are
-            finished first.
+            finished first. One that runs out of memory beside others is not lost: it is done again, among fewer.
 
     Example:
         >>> side_by_side({"three": (divmod, (7, 2)), "four": (divmod, (9, 2))}, workers=1)
@@ -64,21 +69,30 @@ def side_by_side(tasks: Mapping[str, Task], workers: int, done: Done | None = No
     return {name: found[name] for name in tasks}
 
 
-def _share(crew: Sequence["_Worker"], sent: Mapping[str, bytes], done: Done | None) -> dict[str, Any]:
+def _share(crew: list["_Worker"], sent: Mapping[str, bytes], done: Done | None) -> dict[str, Any]:
     """Give each worker a task, and the next when it is done."""
     waiting, found, failed = list(sent), dict[str, Any](), None
+    alone: set[str] = set()  # tasks that have the memory to themselves
     while True:
-        for worker in crew:
-            if waiting and failed is None and worker.name is None:
-                name = waiting.pop(0)
+        if failed is None:
+            for worker, name in list(zip((one for one in crew if one.name is None), waiting, strict=False)):
+                waiting.remove(name)
                 worker.give(name, sent[name])
+                alone |= {name} if len(crew) == 1 else set()
         busy = {worker.pipe: worker for worker in crew if worker.name is not None}
         if not busy:
             break
         for pipe in connection.wait(list(busy)):
-            name, good, answer = busy[pipe].take()  # type: ignore[index]
-            if good:
+            worker = busy[pipe]  # type: ignore[index]
+            name, end, answer = worker.take()
+            if end == "done":
                 found[name] = answer
+            elif end == "no room" and name not in alone:
+                waiting.insert(0, name)
+                if len(crew) > 1:
+                    log.warning("no memory for %d at a time, from here on %d: %s", len(crew), len(crew) - 1, name)
+                    crew.remove(worker)
+                    worker.end()  # and its memory is the others'
             elif failed is None:
                 failed = RunFailed(name, answer)
             else:
@@ -117,17 +131,17 @@ class _Worker:
         with suppress(OSError):  # where it is lost, `take` tells so
             self.pipe.send_bytes(task)
 
-    def take(self) -> tuple[str, bool, Any]:
-        """The name of the task, whether it was done, and its result or what went wrong."""
+    def take(self) -> tuple[str, End, Any]:
+        """The name of the task, how it ended, and its result or what went wrong."""
         name, self.name = self.name, None
         assert name is not None
         try:
-            good, answer = self.pipe.recv()
+            end, answer = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(LEAVE)
             code = self.process.exitcode
-            return name, False, f"its process ended with exit code {code}" + " (killed)" * (code == -9)
-        return name, good, answer
+            return name, "failed", f"its process ended with exit code {code}" + " (killed)" * (code == -9)
+        return name, end, answer
 
     def dismiss(self) -> None:
         """Tell it that there is no more to do."""
@@ -157,10 +171,11 @@ def _work(pipe: Any, settings: Mapping[str, Any]) -> None:
     while task := _next(pipe):
         try:
             function, args = pickle.loads(task)
-            pipe.send((True, function(*args)))
+            pipe.send(("done", function(*args)))
         except Exception as error:
             said = "".join(traceback.format_exception(error))
-            pipe.send((False, f"{type(error).__name__}: {error}\n\n{said}"))
+            end: End = "no room" if isinstance(error, torch.OutOfMemoryError) else "failed"
+            pipe.send((end, f"{type(error).__name__}: {error}\n\n{said}"))
 
 
 def _next(pipe: Any) -> Any:
