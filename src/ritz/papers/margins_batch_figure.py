@@ -51,6 +51,7 @@ def _histograms(ax: "Axes", shown: Sequence[Mapping[str, Any]]) -> None:
             whiskerprops={"color": colour}, capprops={"color": colour},
         )  # fmt: skip
     ax.set(xlabel="output margin", ylabel="training images")
+    ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 1.05 * top])  # below are the boxes
     ax.legend(frameon=False, fontsize="small")
 
 
