@@ -17,6 +17,7 @@ from ritz.papers.base import Claim
 from ritz.papers.catalogue import CATALOGUE, Shown
 from ritz.papers.experiment import Experiment, Outcome, Setting, read_claim
 from ritz.papers.experiments import EXPERIMENTS, PAPERS
+from ritz.papers.highlights import HIGHLIGHTS, Highlight
 from ritz.results import from_samples
 
 ROOT = Path(__file__).parent.parent.parent
@@ -151,13 +152,13 @@ def test_a_result_of_an_experiment_that_is_no_more_comes_last(results):
 def test_a_file_that_is_no_result_is_refused(text, tmp_path):
     (tmp_path / "margins").mkdir()
     (tmp_path / "margins" / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=r"x\.json is not a result of `ritz reproduce`"):
+    with pytest.raises(ValueError, match=r"x\.json is (damaged|not a result of `ritz reproduce`)"):
         pages.read_results(tmp_path)
 
 
 def test_a_result_in_the_place_of_another_is_refused(results):
     (results / "margins" / "affine.json").rename(results / "margins" / "other.json")
-    with pytest.raises(ValueError, match=r"other\.json has the result of margins/affine: results are at PAPER/ITEM"):
+    with pytest.raises(ValueError, match=r"other\.json has the result of margins/affine: name it PAPER/ITEM"):
         pages.read_results(results)
 
 
@@ -208,6 +209,20 @@ def test_every_experiment_is_about_something_in_the_catalogue():
 def test_the_committed_page_is_what_the_committed_results_give():
     committed = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf8")
     assert committed == pages.page(pages.read_results(RESULTS))
+
+
+def test_the_page_begins_with_the_answers_to_what_is_asked_first(results):
+    asked = Highlight("margins/affine", "One?", "r"), Highlight("damping/later", "Not run?", "r")
+    text = pages.page(pages.read_results(results, TABLE), TABLE, (), asked)
+    (answer,) = lines_of(text, "| One?")
+    assert answer[:3] == ["One?", "[r](#margins-affine)", "short"]
+    assert "Not run?" not in text
+
+
+def test_every_question_has_its_answer_in_the_committed_results():
+    found = pages.read_results(RESULTS)
+    unanswered = [one for one in HIGHLIGHTS if one.answer(found) is None]
+    assert unanswered == []
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -246,7 +246,8 @@ def _beside(runs: Runs, where: str, learned: Arm) -> list[Claim]:
     for what, flat in {"start": start, "mean": mean}.items() if start != mean else [("start and mean", start)]:
         text = f"{learned.label} beats flat damping at its {what} ({flat})"
         found += [_difference(runs, where, text, learned, flat), _faster(runs, where, text, learned, flat)]
-    late = "" if learned.mode != "until_refresh" else "; the learned run has dropout until its first refresh, the flat one never"
+    late = "; the learned run has dropout until its first refresh, the flat one never"
+    late = late if learned.mode == "until_refresh" else ""
     return [replace(claim, evidence=claim.evidence + late) for claim in found]
 
 

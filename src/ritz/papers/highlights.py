@@ -1,0 +1,99 @@
+"""The claims that a reader asks for first, by name: the page of reproductions begins with them.
+
+A `Highlight` is a question and where its answer stands. Number, interval and verdict are the claim's own.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Highlight:
+    """A question that one claim of one result answers.
+
+    Attributes:
+        place: PAPER/ITEM of the result.
+        question: In the reader's words.
+        claim: What the claim's text begins with.
+    """
+
+    place: str
+    question: str
+    claim: str
+
+    def answer(self, results: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """The claim, or None where the experiment was not run, or not far enough to have it.
+
+        Example:
+            >>> result = {"paper": "margins", "item": "affine", "claims": [{"text": "r is 1"}, {"text": "rho is 1"}]}
+            >>> Highlight("margins/affine", "How well?", "r is").answer([result])
+            {'text': 'r is 1'}
+        """
+        for result in results:
+            if self.place == f"{result['paper']}/{result['item']}":
+                return next((claim for claim in result["claims"] if claim["text"].startswith(self.claim)), None)
+        return None
+
+
+HIGHLIGHTS: tuple[Highlight, ...] = (
+    Highlight(
+        "false-friend/mlp", "Does weight decay sharpen a network while it shrinks its weights?",
+        "lambda_1 rises from weight decay 0 to 0.0005: mean change",
+    ),
+    Highlight(
+        "false-friend/softmax", "Is the printed sharpness of softmax regression met?",
+        "lambda_1 at weight decay 0.0005, trained on 55,000 images, 1000 epochs: in the prediction interval",
+    ),
+    Highlight("false-friend/vgg-gadam", "Is Gadam's solution sharper than SGD's?", "lambda_1, Gadam over SGD"),
+    Highlight(
+        "false-friend/vgg-gadam", "And does it generalise better?", "accuracy on the test set, Gadam less SGD"
+    ),
+    Highlight(
+        "false-friend/stability", "Does gradient descent settle at 2 / rate?",
+        "MLP, full batches, a = 0.05: the bound is tight",
+    ),
+    Highlight(
+        "pac-bayes/weight-norms", "Does a smaller norm go with a smaller test error?", "the smaller |w|, the smaller"
+    ),
+    Highlight(
+        "pac-bayes/penalty", "Does the trace penalty help?",
+        "accuracy on the test set, with the penalty less without",
+    ),
+    Highlight(
+        "pac-bayes/subsampling", "Can a log-determinant be had from a sub-sample, once it is extrapolated?",
+        "corrected by 1 / (B + b): mean |error| after over before, at most half, d = 0.0001 lambda_1, sub-samples of "
+        "256",
+    ),
+    Highlight("margins/affine", "Are traces and margins one for an affine predictor?", "r between ACEHT and the exact"),
+    Highlight(
+        "margins/lenet", "Is there no correlation for points that are classified wrongly?",
+        "no correlation over wrong points of all training data: r of traces and ACEHT",
+    ),
+    Highlight("margins/batches", "Do small batches generalise better?", "MNIST: test error, percentage points, small"),
+    Highlight(
+        "margins/batches", "Does a large batch that is trained longer catch up?",
+        "MNIST: trained longer, the large batch generalises as well",
+    ),
+    Highlight("margins/timing", "Do traces cost a thousand times what margins do?", "traces cost 1.5 h where margins"),
+    Highlight(
+        "margins/timing", "And if they are taken exactly, a batch at a time?", "the same with traces that are exact"
+    ),
+    Highlight("damping/table2", "Is damped Adam ahead of Adam?", "Adam-D - Adam"),
+    Highlight(
+        "damping/figure12", "Is the learned damping's lead the dropout that the published code turns off with it?",
+        "KFAC 0.001, learned from 0.03: that the published code",
+    ),
+    Highlight(
+        "damping/figure12", "Does it beat flat damping at equal dropout?",
+        "KFAC 0.001, learned from 0.03 beats flat damping at its",
+    ),
+    Highlight(
+        "damping/figure12-dropout", "And without dropout?",
+        "KFAC 0.001, learned from 0.03, no dropout beats flat damping at its start",
+    ),
+    Highlight(
+        "damping/noise", "Does the noise of a batch Hessian follow a semicircle?",
+        "eigenvalues of X follow a semicircle: their kurtosis, after training",
+    ),
+)  # fmt: skip
