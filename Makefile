@@ -8,17 +8,20 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 SITE := .venv/.ready-docs
 
-.PHONY: help demo test test-slow check lint types format bench docs install integrations clean
+.PHONY: help demo test test-slow faults fuzz check lint types format bench bench-gpu docs install integrations clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       the main job on a small data set: a table and a page, in a minute"
 	@echo "make test       the tests, doctests included, that take seconds"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make faults     kills at 200 moments, full disks, lost ranks: what is survived, into docs/faults.md"
+	@echo "make fuzz       12,000 damaged files for every reader"
 	@echo "make check      lint + types + test, what must pass before a change goes in"
 	@echo "make lint       ruff: rules and format;    make format  mends what can be mended"
 	@echo "make types      mypy, strict, on src"
 	@echo "make bench      the benchmarks in their quick form"
+	@echo "make bench-gpu SUITE=products   one suite of benchmarks/speed.py on a GPU, with peers"
 	@echo "make docs       the pages and the reference as a site, in build/docs"
 	@echo "make integrations   Lightning, transformers, TensorBoard: tests that need them are skipped without"
 	@echo "make install    only make .venv;           make clean   remove it and all caches"
@@ -37,6 +40,12 @@ test: $(DEV)
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout=1800
 
+faults: $(DEV)
+	$(BIN)/python tests/faults/survey.py --kills 200 --out docs/faults.md
+
+fuzz: $(DEV)
+	RITZ_FUZZ=12000 $(BIN)/python -m pytest tests/fuzz --timeout=1800
+
 check: lint types test
 
 lint: $(DEV)
@@ -52,6 +61,10 @@ format: $(DEV)
 
 bench: $(DEV)
 	@set -e; for file in $(wildcard benchmarks/*.py); do echo "$$file"; $(BIN)/python "$$file" --quick; done
+
+SUITE ?= products
+bench-gpu: $(DEV)
+	$(BIN)/python benchmarks/speed.py $(SUITE) --device cuda $(ARGS)
 
 # A warning is an error: a link that leads nowhere, a page that nothing lists, a docstring that cannot be read.
 docs: $(SITE)

@@ -58,16 +58,14 @@ def refuse(done: Training, recipe: Recipe, data: dict[str, Data]) -> dict[str, f
     raise ValueError(f"seed {recipe.seed} is not liked")
 
 
-def crowded(seats: Path, name: str) -> int:
-    """Runs out of memory where another process is at it too; gives the process."""
-    own = seats / name
+def crowded(own: Path, other: Path) -> int:
+    """Runs out of memory the first time, once another task is under way; gives the process the next time."""
+    again = own.exists()
     own.touch()
-    try:
-        time.sleep(0.2)  # so that two at a time meet
-        if len(list(seats.iterdir())) > 1:
-            raise torch.OutOfMemoryError("two are too many")
-    finally:
-        own.unlink()
+    while not other.exists():
+        time.sleep(0.01)
+    if not again:
+        raise torch.OutOfMemoryError("two are too many")
     return os.getpid()
 
 

@@ -21,14 +21,20 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```(\w*)[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 OWN = (property, cached_property, classmethod, staticmethod)
 NOT_RUN = "<!-- not run -->"  # on a line of its own before a block that shows something which is not a program
+NEEDS = re.compile(r"<!-- needs (\w+) -->$")  # before one that runs where a package is installed
 
 
-def python_blocks(markdown: str) -> str:
-    """The Python blocks of a page as one program in which every line keeps its number on the page."""
+def python_blocks(markdown: str, having: str = "") -> str:
+    """The Python blocks of a page as one program in which every line keeps its number on the page.
+
+    Those that need a package are left out, save those that need the one named.
+    """
     lines = [""] * (markdown.count("\n") + 1)
     for block in FENCE.finditer(markdown):
         before = markdown[: block.start()]
-        if block[1] == "python" and not before.rstrip().endswith(NOT_RUN):
+        needs = NEEDS.search(before.rstrip())
+        wanted = needs[1] == having if needs else not before.rstrip().endswith(NOT_RUN)
+        if block[1] == "python" and wanted:
             first = before.count("\n") + 1
             code = block[2].splitlines()
             lines[first : first + len(code)] = code
@@ -86,6 +92,13 @@ def test_blocks_keep_their_line_numbers_and_marked_ones_are_left_out():
     assert [(number, line) for number, line in enumerate(lines, start=1) if line] == [
         (number, line) for number, line in enumerate(page.splitlines(), start=1) if line in ("a = 1", "b = a", "c = b")
     ]
+
+
+def test_blocks_that_need_a_package_run_with_it_alone():
+    page = "```python\na = 1\n```\n\n<!-- needs torch -->\n```python\nb = a\n```\n"
+    page += "\n<!-- needs jax -->\n```python\nc = a\n```\n"
+    assert [line for line in python_blocks(page).splitlines() if line] == ["a = 1"]
+    assert [line for line in python_blocks(page, "torch").splitlines() if line] == ["a = 1", "b = a"]
 
 
 def test_a_program_that_fails_is_reported(tmp_path):

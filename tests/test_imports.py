@@ -22,44 +22,60 @@ RESULTS = "errors intervals storage results"
 ALLOWED = {
     "errors": "",
     "memory": "",
-    "storage": "errors",
+    "provenance": "",
+    "files": "",
+    "reading": "errors",
+    "schema": "errors",
+    "locks": "reading schema",
+    "pickled": "errors reading",
+    "storage": "errors files reading schema",
     "intervals": "errors storage",
     "results": "errors intervals storage",
-    "comm": "errors",
+    "pulse": "errors",
+    "comm": "errors pulse",
+    "loaders": "errors",
     "reducers": "errors comm",
     "space": "errors comm",
     "tables": "errors",
-    "loggers": "errors tables",
-    "runs": "errors storage tables loggers",
+    "loggers": "errors reading tables",
+    "stopping": "errors",
+    "checkpoint": "errors reading files locks storage comm stopping",
+    "runs": "errors provenance reading schema files storage tables loggers",
     "replay": "errors memory",
+    "compilation": "errors replay",
     "convolutions": "errors",
     "plan": RESULTS,
     "losses": "errors space",
     "layers": "errors space losses",
-    "batches": "errors memory comm reducers space plan",
+    "batches": "errors memory comm loaders reducers space plan",
+    "shares": "errors comm reducers batches",
+    "sharded": "errors space",
     "modes": "errors space batches",
-    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches modes",
+    "soundness": "errors reducers batches modes",
+    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes soundness",
     "linearity": "errors batches layers risk",
-    "operators": f"{RESULTS} comm reducers space replay convolutions plan losses layers batches risk",
-    "krylov": f"{RESULTS} comm space plan operators",
-    "estimators": f"{RESULTS} comm reducers space plan losses layers batches risk linearity operators krylov",
+    "operators": f"{RESULTS} comm reducers space replay compilation convolutions plan losses layers batches risk",
+    "fingerprints": "errors checkpoint batches risk operators",
+    "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
+    "estimators": f"{RESULTS} checkpoint stopping fingerprints comm reducers space plan losses layers batches risk "
+    "linearity operators krylov",
     "rmt": RESULTS,
-    "measures": f"{RESULTS} tables comm reducers space plan losses layers batches modes risk linearity operators "
-    "krylov estimators rmt",
+    "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses layers batches "
+    "modes risk linearity operators krylov estimators rmt",
     "transforms": "measures",
-    "doctor": "errors memory tables reducers batches risk linearity operators estimators measures",
+    "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches modes risk "
+    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches sharded modes risk "
     "operators krylov estimators rmt",
     "models": "errors batches",
-    "papers": f"{RESULTS} tables loggers models modes reducers space plan losses batches risk operators krylov "
-    "estimators rmt measures landscape optim",
-    "report": f"{RESULTS} tables loggers runs rmt estimators measures landscape papers",
-    "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures optim "
-    "report",
+    "papers": f"{RESULTS} pickled provenance reading schema files locks tables loggers models modes reducers space "
+    "plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "report": f"{RESULTS} files reading schema tables loggers runs rmt estimators measures landscape papers",
+    "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
+    "doctor optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
-    "cli": f"{RESULTS} tables loggers runs plan losses risk operators krylov estimators rmt measures doctor landscape "
-    "optim papers report integrations testing",
+    "cli": f"{RESULTS} stopping checkpoint provenance reading tables loggers runs plan losses risk operators krylov "
+    "estimators rmt measures doctor landscape optim papers report integrations testing",
 }
 
 

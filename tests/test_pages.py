@@ -23,6 +23,14 @@ def test_the_python_blocks_of_a_page_run(path, tmp_path):
     run(script, tmp_path)
 
 
+def test_the_pictures_of_the_concepts_are_made_by_a_program(tmp_path):
+    script = tmp_path / "concepts.py"  # it writes beside itself
+    script.write_text((ROOT / "docs" / "concepts.py").read_text(encoding="utf-8"), encoding="utf-8")
+    run(script, tmp_path)
+    made, shown = tmp_path.glob("*.png"), (ROOT / "docs").glob("concepts_*.png")
+    assert {path.name for path in made} == {path.name for path in shown}
+
+
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
 def test_links_within_the_repository_lead_somewhere(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
@@ -67,3 +75,4 @@ def test_an_example_is_short_and_in_percent_format(path):
     assert len(lines) < 80
     assert lines[0] == "# %% [markdown]"
     assert lines[1].startswith("# # ")
+    assert re.search("truth|dense", "\n".join(lines[-16:])), "it ends with an estimate beside what is known to be true"

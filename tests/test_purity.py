@@ -102,6 +102,7 @@ CALLS: dict[str, Callable[[ritz.Risk], Any]] = {
     "check": lambda risk: risk.at({}).check(),
     "at": lambda risk: risk.at(torch.ones(risk.dim)).loss(),
     "restrict": lambda risk: ritz.Hessian(risk.restrict("5.*")).dense(),
+    "to": lambda risk: risk.to(dtype=torch.float32).gradient(),
     "Hessian": lambda risk: ritz.Hessian(risk) @ torch.ones(risk.dim),
     "Hessian forward": lambda risk: ritz.Hessian(risk, route="forward") @ torch.ones(risk.dim, 3),
     "Hessian reverse": lambda risk: ritz.Hessian(risk, route="reverse") @ torch.ones(risk.dim, 3),
@@ -114,6 +115,7 @@ CALLS: dict[str, Callable[[ritz.Risk], Any]] = {
     "KFACOperator": lambda risk: ritz.KFACOperator(risk) @ torch.ones(risk.dim),
     "block": lambda risk: ritz.GGN(risk).block("5.*").dense(),
     "to_scipy": lambda risk: ritz.GGN(risk).to_scipy() @ np.ones(risk.dim),
+    "block_spectra": lambda risk: ritz.block_spectra(ritz.Hessian(risk), num_steps=2, num_probes=2),
     "spectrum": lambda risk: ritz.spectrum(ritz.Hessian(risk), num_steps=4, num_probes=2),
     "trace": lambda risk: ritz.trace(ritz.GGN(risk)),
     "trace hutchinson": lambda risk: ritz.trace(ritz.Hessian(risk), "hutchinson", num_probes=4),
@@ -199,7 +201,11 @@ def test_no_measure_that_fails_half_way_leaves_a_trace():
 
 
 def test_every_public_function_is_among_the_calls():
-    functions = {name for name in ritz._HOME if name[0].islower()} - {"load", "study"}  # those see no model
+    functions = {name for name in ritz._HOME if name[0].islower()} - {
+        "load",
+        "stoppable",
+        "study",
+    }  # those see no model
     operators = {"Hessian", "GGN", "Fisher", "EmpiricalFisher", "GradientCovariance"}
     assert functions | operators <= set(CALLS)
 

@@ -91,11 +91,24 @@ def test_a_broken_link_would_be_seen(tmp_path):
     assert anchors(page) == {"a-page"}
 
 
-def test_the_pictures_of_the_concepts_are_made_by_the_page_itself():
+def test_the_pictures_of_the_concepts_are_small_and_all_there():
+    """They are made by docs/concepts.py, which tests/test_pages.py runs."""
     page = (DOCS / "concepts.md").read_text(encoding="utf-8")
     shown = {target for picture, target in LINK.findall(page) if picture}
-    assert shown == set(re.findall(r'savefig\("([^"]+)"', page))
+    assert shown == {path.name for path in DOCS.glob("concepts_*.png")}
     assert all((DOCS / name).stat().st_size < 100_000 for name in shown)
+
+
+def test_every_formula_can_be_set():
+    mathml = pytest.importorskip("docutils.utils.math.latex2mathml", reason="docutils is not installed")
+    found = [
+        one or other
+        for path in PAGES
+        for one, other in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.sub("`[^`]*`", "", prose(path)), re.DOTALL)
+    ]
+    assert len(found) > 20
+    for formula in found:
+        assert "<math" in mathml.tex2mathml(formula)
 
 
 def test_every_example_is_listed_with_a_line():

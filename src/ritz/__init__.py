@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         testing,
         transforms,
     )
+    from ritz.checkpoint import Checkpoint
+    from ritz.estimators.blocks import BlockSpectra, block_spectra
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
@@ -58,12 +60,15 @@ if TYPE_CHECKING:
     from ritz.plan import Plan
     from ritz.results import Estimate
     from ritz.risk import Risk
+    from ritz.stopping import stoppable
     from ritz.storage import load
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GGN",
+    "BlockSpectra",
+    "Checkpoint",
     "EmpiricalFisher",
     "Estimate",
     "Fisher",
@@ -77,6 +82,7 @@ __all__ = [
     "Spectrum",
     "__version__",
     "audit",
+    "block_spectra",
     "compare",
     "curvature_noise",
     "diagonal",
@@ -99,6 +105,7 @@ __all__ = [
     "sample_traces",
     "solve",
     "spectrum",
+    "stoppable",
     "study",
     "testing",
     "top_eigenpairs",
@@ -123,6 +130,8 @@ _HOME = {
     "top_eigenpairs": "ritz.krylov.eigen",
     "spectrum": "ritz.estimators.spectrum",
     "Spectrum": "ritz.estimators.quantities",
+    "block_spectra": "ritz.estimators.blocks",
+    "BlockSpectra": "ritz.estimators.blocks",
     "trace": "ritz.estimators.trace",
     "frobenius_norm": "ritz.estimators.trace",
     "diagonal": "ritz.estimators.trace",
@@ -136,6 +145,8 @@ _HOME = {
     "track": "ritz.integrations.track",
     "Estimate": "ritz.results",
     "load": "ritz.storage",
+    "Checkpoint": "ritz.checkpoint",
+    "stoppable": "ritz.stopping",
 }
 _SUBMODULES = {
     "doctor": "ritz.doctor",

@@ -3,6 +3,8 @@
 A data set must be the same every time it is walked, or the matrix would change between two products. Tensors and lists
 are; a loader is walked twice on first use and compared: one that augments is refused, one that only shuffles is
 accepted and remembered as having no fixed order.
+
+Where several ranks work together, the data is one sequence of batches that all of them see, whoever holds them.
 """
 
 import contextlib
@@ -20,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .comm import SELF, World
+from .loaders import whole_of
 from .memory import free_memory
 from .space import random_uniform
 
@@ -35,6 +39,7 @@ class Batch:
     index: int  # number of the batch
     start: int  # number of its first sample in the data
     size: int  # samples
+    idle: bool = False  # walked to keep step with other ranks, and not counted
 
     def pieces(self, most: int) -> "list[Batch]":
         """This batch in pieces of at most `most` samples."""
@@ -58,6 +63,9 @@ class Batches:
         data: A tuple of tensors with one length (X, y), a DataLoader, or a re-iterable of batches.
         batch_size: For tensors only.
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
+        world: The ranks that work together.
+        share: The data is this rank's share of the whole, and not the same on every rank. The whole is then the shares
+            in the order of ranks; any of them may be empty.
     """
 
     def __init__(
@@ -68,14 +76,19 @@ class Batches:
         device: torch.device,
         dtype: torch.dtype | None,
         cache: bool | None = None,
+        world: World = SELF,
+        share: bool = False,
     ) -> None:
         self.device, self.dtype, self.cache = device, dtype, cache
-        self.source = _as_iterable(data, batch_size)
+        self.world, self.share = world, share and world.size > 1
+        data = data if self.share else whole_of(data, world.size)
+        self.source = _as_iterable(data, batch_size, may_be_empty=self.share)
         self.trusted = isinstance(self.source, _TensorBatches | list | tuple)  # the same on every walk by construction
         self.ordered: bool | None = True if self.trusted else None  # None: not known before the first walk
         self.copies = not self._is_in_place()  # else a kept batch is a view of the user's tensors
         self._kept: list[Batch] | None = None
         self._num_samples: int | None = None
+        self._held: list[tuple[int, int]] = []  # batches and samples of each rank, where each has a share
 
     def _is_in_place(self) -> bool:
         """Whether the data lies on the device already, as the run wants it."""
@@ -88,10 +101,29 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         self.prepare()
+        if self.share:
+            yield from self._from_all()
+        else:
+            yield from self.own()
+
+    def own(self) -> Iterator[Batch]:
+        """The batches that this rank holds: its share, or all of them."""
+        self.prepare()
         if self._kept is not None:
             yield from self._kept
         else:
-            yield from self._walk()
+            # another order on each rank would be another batch for each
+            yield from self._walk(seed=None if self.world.size == 1 else 0)
+
+    def _from_all(self) -> Iterator[Batch]:
+        """The batches of all shares, each passed round by the rank that holds it."""
+        for rank, (count, _) in enumerate(self._held):
+            own = self.own() if rank == self.world.rank else iter(())
+            for _ in range(count):
+                batch = next(own, None)
+                sent = None if batch is None else (on_host(batch.data), batch.index, batch.start, batch.size)
+                data, *place = self.world.of(rank, sent)  # type: ignore[misc]
+                yield batch if batch is not None else Batch(self._place(data), *place)
 
     @property
     def num_samples(self) -> int:
@@ -110,23 +142,64 @@ class Batches:
         """The first walk: count, compare with a second one where that is needed, keep what fits."""
         if self._num_samples is not None:
             return
+        error = None
+        found: tuple[list[Batch] | None, bool | None, int, int] = (None, None, 0, 0)
+        try:
+            found = self._first_walk()
+        except Exception as caught:
+            error = caught
+        told = self.world.agree("the first walk over the data", error, self._seen(*found))
+        self._settle(found[0], told)
+
+    def _first_walk(self) -> tuple[list[Batch] | None, bool | None, int, int]:
+        """Batches if they are to be kept, whether they come in a fixed order, samples and batches counted."""
         kept: list[Batch] | None = [] if self.cache is not False else None
         room = _room(self.device) if self.cache is None else float("inf")
         sums: list[Tensor] = []
-        count = 0
+        count, number = 0, 0
         for batch in self._walk(seed=0):
-            count = batch.start + batch.size
+            count, number = batch.start + batch.size, batch.index + 1
             if not self.trusted:
                 sums.append(checksums(batch))
             if kept is not None:
                 kept.append(batch)
                 room -= _bytes(batch.data) if self.copies else 0
                 kept = kept if room >= 0 else None
-        if count == 0:
-            raise ValueError("the data is empty: there is no batch with a sample in it")
+        ordered = self.ordered
         if not self.trusted:
-            self.ordered = self._same_twice(torch.cat(sums))
-        self._kept, self._num_samples = kept, count
+            ordered = self._same_twice(torch.cat(sums)) if sums else True
+        return kept, ordered, count, number
+
+    def _seen(self, kept: list[Batch] | None, ordered: bool | None, count: int, number: int) -> tuple[Any, ...]:
+        """What the ranks tell each other of their first walks; the last entry is the same where the first batch is."""
+        first = None
+        if self.world.size > 1 and not self.share and count:
+            first = kept[0] if kept else next(self._walk(seed=0))
+        return kept is not None, ordered, count, number, 0.0 if first is None else float(checksums(first).sum())
+
+    def _settle(self, kept: list[Batch] | None, told: list[tuple[Any, ...]]) -> None:
+        """Take down what the first walk showed, as it is on all ranks together."""
+        keeps, ordered, counts, numbers, marks = zip(*told, strict=True)
+        whole = sum(counts) if self.share else counts[0]
+        if not whole:
+            raise ValueError("the data is empty: there is no batch with a sample in it")
+        same = len({*counts}) == 1 and _close(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
+        if not self.share and not same:
+            raise ValueError(
+                f"the data is not the same on every rank: they have {', '.join(map(str, counts))} samples, or others; "
+                "give the whole data on each, which shares out the work, or share=True if each rank holds its own part"
+            )
+        self._held = list(zip(numbers, counts, strict=True)) if self.share else []
+        index, start = self._offset()
+        if kept is not None and self.share:
+            kept = [dataclasses.replace(b, index=b.index + index, start=b.start + start) for b in kept]
+        self._kept = kept if all(keeps) else None
+        self.ordered, self._num_samples = all(ordered), whole
+
+    def _offset(self) -> tuple[int, int]:
+        """Batches and samples of the ranks before this one, where each has a share."""
+        before = self._held[: self.world.rank]
+        return sum(number for number, _ in before), sum(size for _, size in before)
 
     def _same_twice(self, sums: Tensor) -> bool:
         """Walk again: True if the order is the same, False if only the order differs; refused if the samples do.
@@ -152,7 +225,7 @@ class Batches:
 
     def _walk(self, seed: int | None = None) -> Iterator[Batch]:
         """Numbered batches on the device; the global generators are as before at every step of the walk."""
-        iterator, start, index = None, 0, 0
+        iterator, (index, start) = None, self._offset()
         with _own_generator(self.source, seed):
             while True:
                 with isolated_rng(None if seed is None else 1_000_003 * seed + index):
@@ -189,8 +262,8 @@ class Batches:
                 f"num_batches * batch_size = {num_batches} * {batch_size} samples asked of {self.num_samples}; "
                 "take fewer or smaller batches"
             )
-        pool = self.pool()
-        if pool is None:
+        pool = self._own_pool()
+        if not self.world.all(pool is not None):
             whole = [batch.index for batch in self if batch.size == batch_size]
             if len(whole) < num_batches:
                 raise ValueError(
@@ -199,18 +272,38 @@ class Batches:
                 )
             picked = {whole[int(i)] for i in _shuffled(len(whole), seed)[:num_batches]}
             return [batch for batch in self if batch.index in picked]
+        assert pool is not None
         chosen = _shuffled(self.num_samples, seed)[: num_batches * batch_size].to(self.device)
+        if self.share:
+            pool, chosen = self._collected(pool, chosen), torch.arange(len(chosen), device=self.device)
         return [pool.take(rows, index) for index, rows in enumerate(chosen.split(batch_size))]
 
+    def _collected(self, pool: Batch, chosen: Tensor) -> Batch:
+        """The chosen samples of all shares as one batch, in the order in which they were chosen."""
+        places = ((chosen >= pool.start) & (chosen < pool.start + pool.size)).nonzero()[:, 0]
+        data = on_host(pool.take(chosen[places] - pool.start, 0).data) if len(places) else None
+        told = self.world.gather((places.tolist(), data))
+        order = torch.tensor([place for own, _ in told for place in own]).argsort()
+        whole = stack_batches([data for _, data in told if data is not None])
+        return Batch(self._place(map_tensors(whole, lambda x: x[order])), 0, 0, len(chosen))
+
     def pool(self) -> Batch | None:
-        """All samples as one batch, or None where they are not kept or do not stack."""
+        """All samples as one batch, or None where they are not kept, do not stack or lie on several ranks."""
+        return None if self.share else self._own_pool()
+
+    def _own_pool(self) -> Batch | None:
+        """All samples of this rank as one batch, which may be empty."""
+        self.prepare()
         if self._kept is None or not all(_all_batched(batch) for batch in self._kept):
             return None
+        if not self._kept:
+            return Batch(None, 0, self._offset()[1], 0)
         try:
             data = stack_batches([batch.data for batch in self._kept])
         except (RuntimeError, TypeError):
             return None
-        return Batch(data, 0, 0, self.num_samples)
+        start = self._kept[0].start
+        return Batch(data, 0, start, self._kept[-1].start + self._kept[-1].size - start)
 
 
 _END = object()
@@ -219,11 +312,11 @@ _END = object()
 class _TensorBatches:
     """Tensors of one length, cut into batches; views, no copy."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], size: int) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...], size: int, may_be_empty: bool = False) -> None:
         lengths = {len(x) if x.ndim else 0 for x in tensors}
         if len(lengths) > 1:
             raise ValueError(f"data tensors differ in length: {', '.join(str(tuple(x.shape)) for x in tensors)}")
-        if lengths == {0}:
+        if lengths == {0} and not may_be_empty:
             raise ValueError("the data is empty: tensors of length 0")
         if size < 1:
             raise ValueError(f"batch_size must be at least 1, got {size}")
@@ -233,7 +326,7 @@ class _TensorBatches:
         return zip(*(x.split(self.size) for x in self.tensors), strict=True)
 
 
-def _as_iterable(data: Any, batch_size: int | None) -> Iterable[Any]:
+def _as_iterable(data: Any, batch_size: int | None, may_be_empty: bool = False) -> Iterable[Any]:
     """What the user gave as something that can be walked again and again."""
     if data is None:
         raise ValueError("data is missing: give (X, y) tensors, a DataLoader or a list of batches")
@@ -244,7 +337,7 @@ def _as_iterable(data: Any, batch_size: int | None) -> Iterable[Any]:
     if isinstance(data, Mapping):
         raise TypeError(f"data is one {type(data).__name__}; give a list of batches: [data]")
     if is_tensors(data):
-        return _TensorBatches(data, DEFAULT_BATCH_SIZE if batch_size is None else batch_size)
+        return _TensorBatches(data, DEFAULT_BATCH_SIZE if batch_size is None else batch_size, may_be_empty)
     if batch_size is not None:
         raise ValueError("batch_size is for data given as tensors; a loader or list has its own batches")
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
@@ -285,6 +378,11 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
         return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn) for name in fields})
     return tree
+
+
+def on_host(tree: Any) -> Any:
+    """A nested batch with its tensors on the host, to be sent."""
+    return map_tensors(tree, lambda x: x.detach().cpu())
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

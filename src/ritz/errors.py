@@ -17,5 +17,17 @@ class WeightsMovedError(RitzError):
     """The weights changed while a run was under way, so its numbers would belong to no single matrix."""
 
 
+class RankError(RitzError):
+    """A rank of a distributed run has died, stands still or has gone another way; the message names it."""
+
+
+class StateError(RitzError):
+    """The saved state of a run cannot be read or written, or is that of another run; ValueError or OSError besides."""
+
+
+class StoppedError(RitzError):
+    """A run was asked to stop before there was anything to return; what was saved of it can be gone on with."""
+
+
 class NumericalWarning(UserWarning):
     """A result is usable but weaker than asked for; the message names the remedy."""

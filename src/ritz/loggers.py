@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from .reading import content, refuse_irregular
 from .tables import Table
 
 _PLACE = "step"  # the entry of a row that says when
@@ -121,6 +122,8 @@ class JSONLines:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() or self.path.is_symlink():
+            refuse_irregular(self.path)
         with self.path.open("ab+") as file:
             _mend(file, self.path)
 
@@ -209,13 +212,15 @@ def read(path: str | os.PathLike[str]) -> Memory:
         ...     read(path).rows
         [{'step': 10, 'loss': 2.0}]
     """
-    memory, lines = Memory(), Path(path).read_bytes().split(b"\n")
+    memory, lines = Memory(), content(path).split(b"\n")
     for number, line in enumerate(lines, 1):
         row = _parsed(line)
         if row is not None:
             memory.rows.append(row)
         elif number < len(lines):  # what comes after the last end of a line is torn, or nothing
-            raise ValueError(f"line {number} of {path} is not a row of numbers with a step: {_shown(line)}")
+            raise ValueError(
+                f"line {number} of {path} is not a row of numbers with a step: {_shown(line)}; remove that line"
+            )
     return memory
 
 
@@ -238,7 +243,7 @@ def _parsed(line: bytes) -> dict[str, float] | None:
     try:
         row = json.loads(line)
         return _row({name: _WORDS.get(value, value) for name, value in row.items() if name != _PLACE}, row[_PLACE])
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return None
 
 

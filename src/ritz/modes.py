@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from .batches import isolated_rng
 from .errors import UnsupportedError
@@ -19,13 +20,13 @@ Forward = Callable[[nn.Module, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 Mode = Literal["eval", "train"]
 
-_WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule"}
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule", "_FabricModule"}
 # modules whose `training` flag switches dropout and nothing else
 _DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel or torch.compile."""
+    """The module inside DataParallel, DistributedDataParallel, torch.compile, or what Fabric or Accelerate made."""
     for name in ("module", "_orig_mod"):
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
@@ -176,19 +177,53 @@ def _plain_embeddings(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_checkpointing() -> Iterator[None]:
-    """What is recomputed in a backward pass would see the model's own weights, not those it was called with."""
+    """Activations are kept where the model would have them recomputed in a backward pass.
+
+    What is recomputed would see the model's own weights, not those it was called with. Both ways of
+    torch.utils.checkpoint run straight through; other hooks on saved tensors are refused.
+    """
+    held = {name: getattr(checkpoint, name) for name in _STRAIGHT}
     try:
+        for name, straight in _STRAIGHT.items():
+            setattr(checkpoint, name, straight)
         with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING):
             yield
     except RuntimeError as error:
         if _CHECKPOINTING not in str(error):
             raise
         raise UnsupportedError(_CHECKPOINTING) from error
+    finally:
+        for name, own in held.items():
+            setattr(checkpoint, name, own)
 
+
+class _StraightFunction:
+    """In the place of the function that recomputes, with `use_reentrant=True`."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        """What the function gives."""
+        return function(*args)
+
+
+def _straight_generator(*_: Any, **__: Any) -> Iterator[None]:
+    """In the place of what is done before and after, with `use_reentrant=False`."""
+    yield
+
+
+# looked up by torch.utils.checkpoint at each call; where another version has other names, nothing is replaced
+_STRAIGHT = {
+    name: straight
+    for name, straight in (
+        ("CheckpointFunction", _StraightFunction),
+        ("_checkpoint_without_reentrant_generator", _straight_generator),
+    )
+    if hasattr(checkpoint, name)
+}
 
 _CHECKPOINTING = (
-    "the model uses activation checkpointing or other hooks on saved tensors, which would recompute with the wrong "
-    "weights inside a product; switch it off (it is of no use in evaluation mode)"
+    "the model uses hooks on saved tensors, such as those of activation checkpointing or offloading, which would "
+    "recompute with the wrong weights inside a product; switch them off (they are of no use in evaluation mode)"
 )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Route = Literal["auto", "forward", "reverse", "difference"]
+Compile = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class Plan:
             host cannot keep up with a small network. Each call of the model must be the same sequence of operations for
             inputs of one shape; None records where that is known (all modules torch.nn's or `ritz.models`' own, no
             function of the user's), and where half of the device's memory is free, since recordings keep theirs.
+        compile: Put the product of a batch through torch.compile, which takes tens of seconds once and is checked
+            against the product as it is. As for `replay` each call of the model must be the same sequence of
+            operations. True compiles at once; "auto" on a GPU, where that is known and the run is so long that the
+            compilation is at most a tenth of it (`RiskOperator.expect` says how much is to come); not on a CPU, where
+            runs are the same to the bit, nor on several ranks. Batches of another size than the
+            first are taken as they are, and so is everything where compiling fails, with a line in the log.
 
     Example:
         >>> Plan(chunk=4).route
@@ -31,6 +38,7 @@ class Plan:
     micro_batch: int | None = None
     cache: bool | None = None
     replay: bool | None = None
+    compile: Compile = "auto"
 
     def __post_init__(self) -> None:
         if self.route not in get_args(Route):
@@ -39,3 +47,5 @@ class Plan:
             raise ValueError(f"chunk must be at least 1, got {self.chunk}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro_batch must be at least 1 or None, got {self.micro_batch}")
+        if not isinstance(self.compile, bool) and self.compile != "auto":
+            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}")

@@ -67,7 +67,7 @@ class Recordings:
         Returns:
             Tensors of the caller's own, unless lent.
         """
-        key = (key, *((x.shape, x.dtype, x.device) for x in inputs), _switches())
+        key = (key, *((x.shape, x.dtype, x.device) for x in inputs), switches())
         if key in self._refused or _is_inside_another(inputs[0].device):
             return fn(*inputs)
         if key not in self._kept:
@@ -180,7 +180,7 @@ def _has_room(device: torch.device) -> bool:
     return free is not None and free > torch.cuda.mem_get_info(device)[1] / 2
 
 
-def _switches() -> tuple[Hashable, ...]:
+def switches() -> tuple[Hashable, ...]:
     """What decides which kernels torch takes."""
     cudnn = torch.backends.cudnn
     return (
@@ -193,6 +193,17 @@ def _switches() -> tuple[Hashable, ...]:
 def matmul_precision() -> Hashable:
     """How float32 matrices are multiplied on a GPU, as torch's switch has it."""
     return _precision(torch.backends.cuda, "matmul")
+
+
+def multiplies_in_tf32(device: torch.device) -> bool:
+    """Whether float32 may be multiplied with ten bits of mantissa there; convolutions are, by torch's default.
+
+    Example:
+        >>> multiplies_in_tf32(torch.device("cpu"))
+        False
+    """
+    found = matmul_precision(), _precision(torch.backends.cudnn, "conv")
+    return device.type == "cuda" and any(value in ("tf32", "none", True) for value in found)
 
 
 def _precision(backend: Any, name: str) -> Hashable:

@@ -13,16 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import functional_call
 
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
-from .errors import NonFiniteError, UnsupportedError
+from .comm import SELF, Group, world
+from .errors import UnsupportedError
 from .layers import Capture, Recorder
 from .losses import CallableLoss, Loss, Target, as_loss
-from .modes import AttentionWatch, BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
+from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
 from .replay import Recordings, is_static, place_of, settings_of
+from .sharded import ShardedModel, is_sharded
+from .shares import Walk, padded, turns
+from .soundness import examine
 from .space import ParamSpace, select
 
 Params = dict[str, Tensor]
@@ -50,6 +55,12 @@ class Risk:
         batch_size: For data given as tensors.
         dtype, device: Where to compute, if not where the model is.
         plan: How to compute.
+        group: Whose ranks work together, where `torch.distributed` is initialised (as by torchrun and one line):
+            "world", a process group, or "self" for this process by itself. The program is the same on every rank, and
+            so are the weights. Every result is that of all the data, on every rank.
+        share: Under `group`: whether `data` is this rank's share of the data, of any size. If not, all ranks are given
+            the same data, and the work is shared out among them, exactly; of a loader with a `DistributedSampler` (or
+            made by Lightning Fabric or Accelerate) the whole data set is walked, without what it repeats.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -76,6 +87,8 @@ class Risk:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         plan: Plan | None = None,
+        group: Group = "world",
+        share: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -93,8 +106,12 @@ class Risk:
         self.mode, self.dropout, self.plan = mode, dropout, plan or Plan()
         self._loss = None if loss is None else as_loss(loss, target)
         self._caller = Caller(self.model, forward, batch_loss)
+        self._sharded: ShardedModel | None = None
         self._data_dtype = dtype
-        self.batches = self._batched(data, batch_size)
+        self.world = world(group)
+        if is_sharded(self.model):
+            self._sharded = ShardedModel(self.model, self.world.size)
+        self.batches = self._batched(data, batch_size, share)
         self._override: Params | None = None
         self._state_key: Hashable = None
         self._state: tuple[Params, Params] = ({}, {})
@@ -152,6 +169,16 @@ class Risk:
         return self._loss is not None and self._loss.separable and self.mode == "eval" and not self.dropout
 
     @property
+    def sharded(self) -> bool:
+        """Whether the model is spread over ranks by FSDP2: it has outputs and gradients, and no second derivative."""
+        return self._sharded is not None
+
+    @property
+    def home(self) -> torch.device:
+        """Where vectors of weights are: with the weights, or for a sharded model in the memory of the host."""
+        return torch.device("cpu") if self.sharded else self.device
+
+    @property
     def replays(self) -> bool:
         """Whether products of batches are recorded, as `Plan.replay` says."""
         if self.plan.replay is False or self.dropout:  # masks belong to the batch
@@ -170,6 +197,8 @@ class Risk:
 
     def version(self) -> Hashable:
         """Changes whenever a weight or buffer does."""
+        if self._sharded is not None:
+            return self._sharded.version(), tuple(t.data_ptr() for t in (self._override or {}).values())
         return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._live().values())
 
     def params(self) -> Params:
@@ -199,13 +228,25 @@ class Risk:
         moved._override = {**(self._override or {}), **{name: p.detach().clone() for name, p in params.items()}}
         return moved
 
-    def on(self, data: Any, batch_size: int | None = None) -> "Risk":
-        """The same risk on other data."""
+    def on(self, data: Any, batch_size: int | None = None, *, share: bool = False) -> "Risk":
+        """The same risk on other data; `share` as for a new one."""
         other = self._copy()
         if isinstance(data, Batches):
             other.batches = data
         else:
-            other.batches = self._batched(data, batch_size)
+            other.batches = self._batched(data, batch_size, share)
+        return other
+
+    def alone(self) -> "Risk":
+        """The same risk for this process by itself, where ranks work together: for what one rank does and others not.
+
+        Of data that is a rank's share it is the risk on that share.
+        """
+        if self.world.size == 1:
+            return self
+        other = self._copy()
+        other.world, other.routes = SELF, dict(self.routes)
+        other.batches = other._batched(self.batches.source, None)
         return other
 
     def restrict(self, params: str | Sequence[str]) -> "Risk":
@@ -213,6 +254,36 @@ class Risk:
         part = self._copy()
         part.names = tuple(select(self.names, params))
         return part
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Risk":
+        """The same risk computed elsewhere or in another precision; the model and its weights stay as they are.
+
+        Args:
+            device: Where to compute; where it is now if None.
+            dtype: In which precision, data included; as now if None.
+
+        Raises:
+            ValueError: If there is no such device here, or the dtype is no real floating-point one.
+
+        Example:
+            >>> risk = Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
+            >>> risk.to(dtype=torch.float64).gradient().dtype, risk.dtype, risk.model.weight.dtype
+            (torch.float64, torch.float32, torch.float32)
+        """
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype must be a floating-point type such as torch.float64, got {dtype!r}")
+        moved = self._copy()
+        if device is not None:
+            try:
+                moved.device = torch.empty(0, device=device).device
+            except (RuntimeError, AssertionError) as error:  # torch has both for a device that is not there
+                why = str(error).partition("\n")[0][:160]
+                raise ValueError(f"there is no device {str(device)!r} here ({why}); 'cpu' is always there") from error
+        if dtype is not None:
+            moved.dtype = moved._data_dtype = dtype
+        moved.routes, moved.recordings = {}, Recordings()
+        moved.batches = moved._batched(self.batches.source, None, self.batches.share)
+        return moved
 
     def through(self, fn: Callable[[Tensor, Any], Tensor], note: str = "") -> "Risk":
         """The same risk with `fn(outputs, batch)` in the place of the outputs; `note` goes into the convention."""
@@ -224,11 +295,14 @@ class Risk:
         other.notes = (*self.notes, note) if note else self.notes
         return other
 
-    def _batched(self, data: Any, batch_size: int | None) -> Batches:
+    def _batched(self, data: Any, batch_size: int | None, share: bool = False) -> Batches:
         """Data as batches; with batch statistics the batch is part of the function: tensors are one, unless said."""
         if self.mode == "train" and batch_size is None and is_tensors(data) and data[0].ndim:
             batch_size = len(data[0]) or None
-        return Batches(data, batch_size=batch_size, device=self.device, dtype=self._data_dtype, cache=self.plan.cache)
+        return Batches(
+            data, batch_size=batch_size, device=self.device, dtype=self._data_dtype, cache=self.plan.cache,
+            world=self.world, share=share,
+        )  # fmt: skip
 
     def _copy(self) -> "Risk":
         """A risk that shares model, loss and batches, and has its own caches."""
@@ -255,14 +329,26 @@ class Risk:
 
     def total_and_weight(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight from one forward pass."""
+        module = self._caller.whole if self._loss is None else self._caller.forward_only
+        return self._summed(self._call(params, batch, module), batch)
+
+    def _summed(self, result: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum and weight from what a call of the model gave."""
         if self._loss is None:
-            total, weight = self._call(params, batch, self._caller.whole)
+            total, weight = result
             return total, torch.as_tensor(weight, device=self.device, dtype=torch.float64)
-        out = self.output(params, batch)
-        return self._loss.total(out, batch.data), self._loss.weight(out, batch.data)
+        return self._loss.total(result, batch.data), self._loss.weight(result, batch.data)
 
     def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
+        if self._sharded is not None:
+            if any(p.requires_grad or is_functorch_wrapped_tensor(p) for p in params.values()):
+                raise UnsupportedError(
+                    "the outputs of a model sharded by FSDP2 are no function of weights that torch could "
+                    "differentiate; there are its gradient, and products with ritz.Hessian, GGN and the Fishers"
+                )
+            with self._sharded.at(self._everywhere(params)):
+                return self._direct(batch, module)
         held, buffers = self._current()[1], {name for name, _ in self.model.named_buffers()}
         # a forward pass may write to buffers, so it is given copies, unless the caller gave some
         state = {name: t.clone() if name in buffers and name not in params else t for name, t in held.items()}
@@ -276,6 +362,38 @@ class Risk:
         if self._writes is None:
             self._writes = any(t._version for t in tensors_of(data))
         return result
+
+    def _everywhere(self, params: Params) -> Params:
+        """The weights given, and what `at` says of the others."""
+        own = dict(self.model.named_parameters())
+        return {**{name: t for name, t in (self._override or {}).items() if name in own}, **params}
+
+    def _direct(self, batch: Batch, module: nn.Module) -> Any:
+        """A call of the model itself, as it is."""
+        if self.dropout:
+            seed_torch(batch.index, self.device)
+        return module(map_tensors(batch.data, Tensor.clone))
+
+    def pullback(self, params: Params, batch: Batch, cotangent: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """J'c (dim,) of a sharded model for the outputs' own cotangent c, and the weight of the batch.
+
+        The sum over ranks is part of a backward pass there: one rank has it, and the others have nought.
+        """
+        assert self._sharded is not None and self._loss is not None
+        loss = self._loss
+
+        def run() -> tuple[Tensor, Tensor, Tensor]:
+            out: Tensor = self._direct(batch, self._caller.forward_only)
+            with torch.no_grad():
+                return out, cotangent(out.detach()) * (not batch.idle), loss.weight(out.detach(), batch.data)
+
+        return self._led(*self._sharded.pullback(self._everywhere(params), self.space, run))
+
+    def _led(self, vector: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What is summed over ranks already, on one of them that is never idle."""
+        counts = [number for number, _ in self.batches._held] or [1]
+        leads = self.world.rank == counts.index(max(counts))
+        return (vector if leads else torch.zeros_like(vector)).to(self.dtype), weight
 
     def captured(
         self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]
@@ -296,6 +414,11 @@ class Risk:
         Returns:
             The outputs, and one list of `Capture` for each stack.
         """
+        if self.sharded:
+            raise UnsupportedError(
+                "what goes into the layers of a model sharded by FSDP2 and comes out of them is not looked at: exact "
+                "traces, sample traces and Kronecker factors are for models that are whole; use probes"
+            )
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         with torch.enable_grad(), Recorder(self.model, self.names) as recorder:
             out = self.output(leaves, batch)
@@ -319,6 +442,9 @@ class Risk:
         return {**own, **(self._override or {})}
 
     def _placed(self, tensor: Tensor) -> Tensor:
+        if self._sharded is not None:
+            tensor = self._sharded.full(tensor)
+            return tensor.to(self.dtype if tensor.is_floating_point() else tensor.dtype)
         placed = tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
         return placed.clone() if placed.is_inference() else placed
 
@@ -334,20 +460,56 @@ class Risk:
     ) -> Any:
         """Walk the data once: `fn(params, batch)` -> (total, weight) for each batch, put together by a reducer.
 
-        A batch that does not fit in memory is taken in halves, and so are those after it.
+        A batch that does not fit in memory is taken in halves, and so are those after it. Where ranks work together,
+        each walks its share, and all have the result; batches that are given are to be the same on all of them.
         """
         params = self.params()
+        batches = batches if batches is None or isinstance(batches, Sequence) else list(batches)
+
+        def done(place: int) -> None:
+            if progress is not None:
+                progress(place + 1, len(batches) if batches is not None else 0)
+
+        if self.world.size > 1:
+            return self._fold_together(fn, into, params, batches, done)
         with self.session():
-            for done, batch in enumerate(self.batches if batches is None else batches, 1):
+            for place, batch in enumerate(self.batches if batches is None else batches):
                 into.add(*into.join(self._pieces(fn, params, batch)))
-                if progress is not None:
-                    progress(done, len(batches) if batches is not None else 0)
+                done(place)
         return into.result()
+
+    def _fold_together(
+        self,
+        fn: Callable[[Params, Batch], tuple[Tensor, Tensor]],
+        into: Reducer,
+        params: Params,
+        batches: Sequence[Batch] | None,
+        done: Callable[[int], None],
+    ) -> Any:
+        """`fold` by several ranks: each in its turn, or each on its share."""
+
+        def adopt(piece: int | None) -> None:
+            self._piece = piece
+
+        name = f"a walk for {getattr(fn, '__qualname__', type(fn).__name__)} into {type(into).__name__}"
+        walk = Walk(
+            self.world, lambda batch: self._pieces(fn, params, batch), lambda: self._piece, adopt, self.device, name
+        )
+        self.batches.prepare()
+        with self.session():
+            if batches is None and self.batches.share:
+                most = max(number for number, _ in self.batches._held)
+                idle = next(iter(self.batches)) if self.sharded else None
+                return walk.into(into, iter([padded(self.batches.own(), idle, most)]), done)
+            every = self.batches.own() if batches is None else batches
+            return walk.into(into, turns(every, self.world, self.splittable, in_step=self.sharded), done)
 
     def _pieces(
         self, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]], params: Params, batch: Batch
     ) -> list[tuple[Tensor, Tensor]]:
         """`fn` on a batch, whole or in pieces as small as memory asks for."""
+        if self.sharded:  # a forward pass is the work of all ranks: none can go back to try smaller pieces
+            return [fn(params, batch)]
         while True:
             most = self._piece or batch.size
             try:
@@ -383,6 +545,14 @@ class Risk:
 
     def batch_gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradient of the sum over one batch (dim,), and the weight of the batch."""
+        if self._sharded is not None:
+
+            def run() -> tuple[Tensor, Tensor, Tensor]:
+                module = self._caller.whole if self._loss is None else self._caller.forward_only
+                total, weight = self._summed(self._direct(batch, module), batch)
+                return total, torch.zeros_like(total) if batch.idle else torch.ones_like(total), weight.detach()
+
+            return self._led(*self._sharded.pullback(self._everywhere(params), self.space, run))
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         with torch.enable_grad():  # not by torch.func, inside which a model cannot differentiate in its inputs
             total, weight = self.total_and_weight(leaves, batch)
@@ -399,110 +569,6 @@ class Risk:
         Done once for the weights as they are; costs one forward pass over the data.
         """
         key = self.version()
-        if key == self._checked:
-            return
-        masks = {name for name, _ in self.model.named_buffers() if not name.endswith(("running_mean", "running_var"))}
-        for name, tensor in (*self._current()[0].items(), *self._current()[1].items()):
-            # a buffer may well be infinite, as a causal mask is, but not the statistics of a normalisation
-            if bool(tensor.isnan().any() if name in masks else (~tensor.isfinite()).any()):
-                raise NonFiniteError(f"{name} is not finite; the network has diverged, load other weights")
-        if self.mode == "train" and not self.batches.ordered and not self._settled():
-            raise UnsupportedError(
-                "mode='train' with a shuffling loader: with batch statistics the batches are part of the function; "
-                "fix them with data=list(loader)"
-            )
-        mean = Mean()
-        self.fold(self._checked_total, mean)
-        if mean.weight is None or not float(mean.weight) > 0:
-            raise ValueError("the weights of the samples add up to 0: every target is ignored")
-        self._checked = key
-
-    def _settled(self) -> bool:
-        """Whether the order of the data is known to be the same on every walk (counts and caches on first use)."""
-        self.batches.prepare()
-        return bool(self.batches.ordered)
-
-    def _checked_total(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum and weight of a batch, or of a piece of one, after a look at them."""
-        first = batch.start == 0
-        total, weight = self._watched(params, batch) if first else self._looked_at(params, batch)
-        total = total.detach()
-        if total.ndim:
-            raise ValueError(f"the loss of a batch must be one number, got shape {tuple(total.shape)}")
-        if not bool(torch.isfinite(total)):
-            raise NonFiniteError(
-                f"the loss of batch {batch.index} (samples {batch.start} to {batch.start + batch.size - 1}) is "
-                f"{float(total)}; look for NaN or infinite inputs there, or a model that has diverged"
-            )
-        if not float(weight) >= 0:
-            raise ValueError(f"the weight of batch {batch.index} is {float(weight)}; a weight counts items")
-        if first:
-            self._check_repeats(params, batch, total, weight)
-            if self.splittable and batch.size > 1:
-                self._check_halves(params, batch, total, weight)
-        return total, weight
-
-    def _looked_at(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum and weight, and a look at values that products do not repeat: labels that are no class."""
-        if self._loss is None:
-            return self.total_and_weight(params, batch)
-        out = self.output(params, batch)
-        if hasattr(self._loss, "check"):
-            self._loss.check(out, batch.data)
-        return self._loss.total(out, batch.data), self._loss.weight(out, batch.data)
-
-    def _refuse_hidden_weights(self, params: Params, batch: Batch) -> None:
-        """Refuse a loss that reads the weights by itself: that part of it would be a constant in every product."""
-        if self._loss is None:
-            return
-        out = self.output(params, batch).detach()
-        with torch.enable_grad():
-            total = self._loss.total(out, batch.data)
-        if total.requires_grad:
-            raise UnsupportedError(
-                "the loss reads weights beside the outputs (a penalty, say), and products would not see that part; "
-                "give batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
-            )
-
-    def _watched(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first batch, with a look for fused attention."""
-        with AttentionWatch() as watch:
-            result = self._looked_at(params, batch)
-        self._refuse_hidden_weights(params, batch)
-        if watch.seen and not self.notes:
-            self.notes = ("attention by the math kernel",)
-            log.info("attention runs through the math kernel inside products: fused ones have no second derivative")
-        return result
-
-    def _check_repeats(self, params: Params, batch: Batch, total: Tensor, weight: Tensor) -> None:
-        again = self.total(params, batch).detach()
-        if abs(float(again - total)) > self._slack(1.0, weight, float(total)):
-            raise UnsupportedError(
-                f"the same batch gave loss {float(total):.8g}, then {float(again):.8g}: the forward pass is random; "
-                "dropout modules are switched off, so look for noise or functional dropout with training=True"
-            )
-
-    def _slack(self, factor: float, weight: Tensor, *totals: float) -> float:
-        """Round-off between two ways to the same sum; an item of a fitted network may be all round-off."""
-        sizes = sum(abs(t) for t in totals)
-        return factor * _TOLERANCE.get(self.dtype, 1e-2) * sizes + 16 * torch.finfo(self.dtype).eps * float(weight)
-
-    def _check_halves(self, params: Params, batch: Batch, total: Tensor, weight: Tensor) -> None:
-        halves = [self.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
-        totals = [float(t.detach()) for t, _ in halves]
-        parts = sum(totals)
-        if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
-            return
-        means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
-        if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):
-            raise ValueError(
-                "the loss looks like a sum over the batch; return the mean, ritz weights batches by their size"
-            )
-        raise ValueError(
-            f"the loss does not add up over samples: a batch of {batch.size} gives {float(total):.8g}, its two halves "
-            f"{parts:.8g}. A loss or model that couples the samples of a batch has no mean over samples; give it as "
-            "batch_loss= (sum, weight), or use mode='train' if BatchNorm couples them"
-        )
-
-
-_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+        if not self.world.all(key == self._checked):
+            self.notes = examine(self)
+            self._checked = key

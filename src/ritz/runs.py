@@ -14,17 +14,18 @@ import hashlib
 import json
 import math
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from .storage import load, save, write_text
+from .files import PART, replace, write_text
+from .provenance import own_commit, versions
+from .reading import brief, content, damaged, parse_json, read_json, refuse_irregular
+from .schema import fits
+from .storage import load, save
 
 try:
     import fcntl
@@ -36,11 +37,13 @@ RUNS = Path("ritz-runs")  # where numbered folders are made
 HEADER, EVENTS, ARRAYS = "run.json", "events.jsonl", "arrays"
 
 # what run.json has at least
-_KEYS = (
-    "command", "state", "stop", "settings", "fingerprint", "identity", "source", "weights", "subject", "seeds",
-    "machine", "versions", "times", "results",
-)  # fmt: skip
-_PACKAGES = ("torch", "numpy", "scipy", "safetensors")
+_KEYS = {
+    "command": str, "state": str, "stop": str, "settings": Any, "fingerprint": str, "identity": dict[str, Any],
+    "source": Any, "weights": Any, "subject": Any, "seeds": Any, "machine": Any, "versions": Any, "commit": Any,
+    "times": dict[str, Any], "results": list[str],
+}  # fmt: skip
+_ELSEWHERE = "run again, into another folder"
+_REMOVED = "remove that line"
 
 
 class Run:
@@ -96,7 +99,7 @@ class Run:
         there = _same(check_folder(path), own)
         if there is not None and there.state == "done":
             return there
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
         with contextlib.ExitStack() as held:
             lock = held.enter_context(_locked(path))
             # as it is now that no other process has it
@@ -120,18 +123,19 @@ class Run:
         source = path / HEADER
         if not source.is_file():
             raise FileNotFoundError(f"{path} holds no run: there is no {HEADER} in it; name a folder that ritz wrote")
-        try:
-            header = json.loads(source.read_text(encoding="utf8"))
-            if (found := header["format"]) == FORMAT:
-                _ = [header[key] for key in _KEYS]
-                _ = dict(header["identity"]), float(header["times"]["seconds"]), set(header["results"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{source} is damaged ({line_of(error)}); run again, into another folder") from error
-        if found != FORMAT:
+        header = read_json(source, _ELSEWHERE)
+        if not isinstance(header, dict) or "format" not in header:
+            damaged(source, "it does not say of which format it is", _ELSEWHERE)
+        if (found := header["format"]) != FORMAT:
             raise ValueError(
-                f"{source} has format {found!r}, of another version of ritz; this one (format {FORMAT}) cannot read "
-                "it; use that version, or name another folder"
+                f"{source} has format {brief(repr(found), 40)}, of another version of ritz; this one (format {FORMAT}) "
+                "cannot read it; use that version, or name another folder"
             )
+        for key, kind in _KEYS.items():
+            if key not in header or not fits(header[key], kind):
+                damaged(source, f"its {key} is missing, or not what it should be", _ELSEWHERE)
+        if not fits(header["times"].get("seconds"), float):
+            damaged(source, "it does not say how long it took", _ELSEWHERE)
         try:
             results = _load(path)
         except ValueError:
@@ -139,7 +143,8 @@ class Run:
                 raise
             results = {}  # killed between the two files of a save: what was known is lost, and nothing else
         if header["state"] == "done" and (missing := set(header["results"]) - set(results)):
-            raise ValueError(f"{path} has lost its results ({', '.join(missing)}); run again, into another folder")
+            names = brief(", ".join(sorted(missing)), 100)
+            raise ValueError(f"{path} has lost its results ({names}); run again, into another folder")
         return cls(path, header, results)
 
     def _begin(self, how: str, lock: IO[bytes]) -> None:
@@ -177,7 +182,7 @@ class Run:
         if not tensors.exists():  # a result without tensors: the folder has the same files all the same
             from safetensors.torch import save_file
 
-            save_file({}, tensors)
+            replace(tensors, lambda part: save_file({}, part))
         self.header["results"] = list(self.results)
         self._write()
 
@@ -209,8 +214,12 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """The lines of events.jsonl; a torn last one is passed over."""
         source = self.folder / EVENTS
-        lines = source.read_bytes().split(b"\n")[:-1] if source.exists() else []
-        return [json.loads(line) for line in lines]
+        lines = content(source).split(b"\n")[:-1] if source.exists() else []
+        found = [parse_json(line, f"line {number} of {source}", _REMOVED) for number, line in enumerate(lines, 1)]
+        for number, row in enumerate(found, 1):
+            if not isinstance(row, dict):
+                damaged(f"line {number} of {source}", "it is no event", _REMOVED)
+        return found
 
     def _write(self) -> None:
         write_text(self.folder / HEADER, json.dumps(self.header, indent=1, allow_nan=False) + "\n")
@@ -223,7 +232,7 @@ def _header(
     return {
         "format": FORMAT, "command": command, "state": "running", "stop": "", "settings": plain(settings),
         "fingerprint": _digest(identity), "identity": identity, "source": None, "weights": [], "subject": {},
-        "seeds": {}, "machine": {}, **plain(about), "versions": versions(),
+        "seeds": {}, "machine": {}, **plain(about), "versions": versions(), "commit": own_commit(),
         "times": {"started": _now(), "ended": None, "seconds": 0.0}, "results": [],
     }  # fmt: skip
 
@@ -258,13 +267,27 @@ def check_folder(folder: str | os.PathLike[str]) -> Run | None:
                 _check_writable(path)
                 _locked(path).close()
             return there
-        if other := sorted(entry.name for entry in path.iterdir()):
+        if other := sorted(entry.name for entry in path.iterdir() if not _unborn(entry)):
             raise ValueError(f"{path} holds {other[0]} and no run; name another folder with --out, nothing was written")
     here = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not here.is_dir():
         raise NotADirectoryError(f"{path} cannot be made: {here} is a file; name another folder with --out")
     _check_writable(here)
     return None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # what no look at its parents shows: a full disk, a file system that is read only
+        why = error.strerror or type(error).__name__
+        raise type(error)(f"{folder} cannot be made ({why}); name another folder with --out") from error
+
+
+def _unborn(entry: Path) -> bool:
+    """Whether a file is what a run leaves that was killed before it had written what it is."""
+    empty_log = entry.name == EVENTS and entry.is_file() and not entry.stat().st_size
+    return empty_log or (entry.name.startswith(f"{HEADER}.") and entry.name.endswith(PART))
 
 
 def _check_writable(folder: Path) -> None:
@@ -285,6 +308,8 @@ def _locked(path: Path) -> IO[bytes]:
     Raises:
         BlockingIOError: If another process has it.
     """
+    if (path / EVENTS).is_symlink() or (path / EVENTS).exists():
+        refuse_irregular(path / EVENTS, links=False)  # it is written to, and what a link leads to may not be ours
     file = (path / EVENTS).open("ab")
     if fcntl is not None:
         try:
@@ -308,7 +333,7 @@ def numbered(command: str, within: Path = RUNS) -> Path:
         ...     [numbered("measure", Path(folder)).name for _ in range(3)]
         ['measure-1', 'measure-2', 'measure-3']
     """
-    within.mkdir(parents=True, exist_ok=True)
+    _make(within)
     taken = [entry.name.removeprefix(f"{command}-") for entry in within.glob(f"{command}-*")]
     number = max((int(tail) for tail in taken if tail.isdecimal()), default=0)
     while True:
@@ -323,10 +348,12 @@ def _load(path: Path) -> dict[str, Any]:
     if not (path / f"{ARRAYS}.json").exists():
         return {}
     try:
-        results: dict[str, Any] = load(path / ARRAYS)
-    except Exception as error:  # torn, edited, or of another version: safetensors has errors of its own
+        results = load(path / ARRAYS)
+        if not fits(results, dict[str, Any]):
+            raise ValueError("they have no names")
+    except (ValueError, OSError) as error:
         raise ValueError(f"the results in {path} cannot be read ({line_of(error)}); run again elsewhere") from error
-    return results
+    return dict(results)
 
 
 def _mend(source: Path) -> None:
@@ -334,7 +361,7 @@ def _mend(source: Path) -> None:
     if source.exists():
         text = source.read_bytes()
         if not text.endswith(b"\n"):
-            source.write_bytes(text[: text.rfind(b"\n") + 1])
+            os.truncate(source, text.rfind(b"\n") + 1)
 
 
 def _difference(there: Any, own: Any, where: str = "") -> str:
@@ -349,86 +376,6 @@ def _difference(there: Any, own: Any, where: str = "") -> str:
 def _brief(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# --------------------------------------------------------------------------------------------- provenance
-
-
-def versions() -> dict[str, str]:
-    """Of ritz, Python and the packages that decide the numbers.
-
-    Example:
-        >>> versions()["ritz"] == ritz.__version__
-        True
-    """
-    from . import __version__
-
-    found = {"ritz": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """What a run was made on; no name of it.
-
-    Example:
-        >>> machine()["device"]
-        'cpu'
-    """
-    import torch
-
-    on_gpu = device.startswith("cuda")
-    return {
-        "system": f"{platform.system()} {platform.machine()}", "processor": _processor(), "cores": os.cpu_count() or 1,
-        "threads": torch.get_num_threads(), "device": device,
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor(),
-    }  # fmt: skip
-
-
-def _processor() -> str:
-    """The model's name, where the system tells it."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
-
-
-def source_of(file: str | os.PathLike[str], function: str) -> dict[str, Any]:
-    """A file of the user's code: its place, its mark, and the commit it belongs to where there is one.
-
-    Example:
-        >>> sorted(source_of(__file__, "source_of"))
-        ['clean', 'commit', 'file', 'function', 'sha256']
-    """
-    path = Path(file).absolute()
-    commit = _git(path.parent, "rev-parse", "HEAD")
-    changed = None if commit is None else _git(path.parent, "status", "--porcelain", "--", path.name)
-    return {
-        "file": str(path), "function": function, "sha256": sha256(path), "commit": commit,
-        "clean": None if changed is None else not changed,
-    }  # fmt: skip
-
-
-def sha256(path: str | os.PathLike[str]) -> str:
-    """The mark of a file.
-
-    Example:
-        >>> len(sha256(__file__))
-        64
-    """
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """What git says, or None where there is no repository or no git."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _digest(tree: Any) -> str:

@@ -21,6 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .comm import World
+
 Distribution = Literal["rademacher", "normal"]
 
 
@@ -74,9 +76,14 @@ class ParamSpace:
         parts = [params[name] for name in self.names]
         return torch.cat([p.reshape(*p.shape[:lead], size) for p, size in zip(parts, self.sizes, strict=True)], dim=-1)
 
-    def segment(self, rows: Tensor) -> Tensor:
-        """Sums of rows (k, dim) over each parameter: (k, num_params). Serves per-layer dots and norms."""
-        return torch.stack([part.sum(-1) for part in rows.split(self.sizes, dim=-1)], dim=-1)
+    def segment(self, rows: Tensor, first: int = 0) -> Tensor:
+        """Sums of rows (k, dim) over each parameter: (k, num_params). Serves per-layer dots and norms.
+
+        Rows that are parts, of the elements from `first` on, give what these have of each sum.
+        """
+        last = first + rows.shape[-1]
+        inside = [max(min(s.stop, last) - max(s.start, first), 0) for s in self.slices.values()]
+        return torch.stack([part.sum(-1) for part in rows.split(inside, dim=-1)], dim=-1)
 
     def probes(
         self,
@@ -134,6 +141,66 @@ class ParamSpace:
             names, sizes = runs[-1]
             runs[-1] = (*names, name), (*sizes, size)
         return runs
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part of every vector of a space: elements first ... last - 1 of the flat vector.
+
+    Vectors that are kept, a Krylov basis say, are kept in parts, so that the memory of each rank falls with their
+    number. A dot product is the sum over ranks of the dot products of the parts. With one rank a part is the whole.
+
+    Example:
+        >>> from ritz.comm import SELF
+        >>> shard = Shard(SELF, 5)
+        >>> shard.first, shard.last, shard.whole(shard.part(torch.ones(1, 5))).tolist()
+        (0, 5, [[1.0, 1.0, 1.0, 1.0, 1.0]])
+    """
+
+    world: World
+    dim: int
+
+    @property
+    def first(self) -> int:
+        """Where the part begins."""
+        return self.world.rank * self.dim // self.world.size
+
+    @property
+    def last(self) -> int:
+        """Where it ends, exclusive."""
+        return (self.world.rank + 1) * self.dim // self.world.size
+
+    @property
+    def width(self) -> int:
+        """Elements of the part."""
+        return self.last - self.first
+
+    def part(self, rows: Tensor) -> Tensor:
+        """The part (..., width) of rows (..., dim); rows that are parts already stay as they are."""
+        if self.world.size == 1 or rows.shape[-1] == self.width != self.dim:
+            return rows
+        return rows[..., self.first : self.last].contiguous()
+
+    def whole(self, part: Tensor) -> Tensor:
+        """Rows (..., dim) from the parts of all ranks."""
+        if self.world.size == 1:
+            return part
+        parts = self.world.cat([part], part.device)
+        return torch.cat([own for (own,) in parts], dim=-1)
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """The sum over ranks of what the parts give, a few numbers."""
+        return self.world.sum(numbers)
+
+    def norms(self, part: Tensor) -> Tensor:
+        """Norms of the rows (k, dim) whose parts these are, (k,) float64."""
+        return self.sum(row_dots(part, part)).sqrt()
+
+    def project_out(self, part: Tensor, basis: Tensor, times: int = 1) -> Tensor:
+        """Rows less what they have along orthonormal ones; all of them in parts."""
+        for _ in range(times):
+            part = part - self.sum(part @ basis.T) @ basis
+        return part
 
 
 def row_dots(left: Tensor, right: Tensor) -> Tensor:

@@ -7,12 +7,17 @@ import json
 import math
 import numbers
 import os
-import secrets
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from .files import replace, write_text
+from .reading import brief, content, damaged, parse_json, read_tensors
+from .schema import check_fields
 
 FORMAT = 1  # version of the file format
 
@@ -30,12 +35,17 @@ _HOMES = {
     "RandomStart": "ritz.intervals",
     "Magnitude": "ritz.intervals",
     "Spectrum": "ritz.estimators.quantities",
+    "BlockSpectra": "ritz.estimators.blocks",
     "Outputs": "ritz.measures.outputs",
     "Settings": "ritz.measures.subject",
     "Measurement": "ritz.measures.measure",
     "Ranking": "ritz.measures.compare",
     "Comparison": "ritz.measures.compare",
     "Audit": "ritz.measures.audit",
+    "Checkup": "ritz.doctor.checkup",
+    "Finding": "ritz.doctor.checkup",
+    "Trial": "ritz.doctor.checkup",
+    "Projection": "ritz.doctor.checkup",
     "Claim": "ritz.papers.base",
     "Semicircle": "ritz.rmt.laws",
     "MarchenkoPastur": "ritz.rmt.laws",
@@ -64,7 +74,7 @@ _HOMES = {
     "Head": "ritz.krylov.head",
     "Tridiagonal": "ritz.krylov.lanczos",
     "LanczosState": "ritz.krylov.lanczos",
-    "EigenPairs": "ritz.krylov.eigen",
+    "EigenPairs": "ritz.krylov.pairs",
 }
 
 
@@ -76,7 +86,8 @@ def save(result: Any, path: str | os.PathLike[str]) -> Path:
     the bit; those that share memory come back apart.
 
     Each file is written beside its name and moved into place, so a kill leaves the old one or the new one; the tensors
-    carry the mark of their text, so that the new one of one and the old one of the other are not taken for a pair.
+    carry the mark of their text, so that the new one of one and the old one of the other are not taken for a pair. The
+    text has the checksum of all, so that a bit that has turned is found.
 
     Example:
         >>> import tempfile
@@ -91,24 +102,14 @@ def save(result: Any, path: str | os.PathLike[str]) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     result = _encode(result, "", tensors)
-    text = json.dumps({"format": FORMAT, "tensors": len(tensors), "result": result}, indent=1)
+    head = {"format": FORMAT, "tensors": len(tensors), "checksum": _checksum(result, tensors)}
+    text = json.dumps({**head, "result": result}, indent=1)
+    if "\\ud" in text:
+        json.dumps(result, ensure_ascii=False).encode("utf8")  # half a character: no file that holds one is read
     if tensors:
-        mark = {"text": _mark(text)}
-        _replace(stem.with_name(stem.name + ".safetensors"), lambda part: save_file(tensors, part, mark))
+        mark = {"text": _mark(text.encode("utf8"))}
+        replace(stem.with_name(stem.name + ".safetensors"), lambda part: save_file(tensors, part, mark))
     return write_text(stem.with_name(stem.name + ".json"), text)
-
-
-def write_text(target: Path, text: str) -> Path:
-    """A file of text, whole or as it was before.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_text(Path(folder) / "run.json", "{}").read_text()
-        '{}'
-    """
-    _replace(target, lambda part: part.write_text(text, encoding="utf8"))
-    return target
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -124,29 +125,52 @@ def load(path: str | os.PathLike[str]) -> Any:
     stem = _stem(path)
     source = stem.with_name(stem.name + ".json")
     if not source.exists():
-        raise FileNotFoundError(f"no result at {source}")
-    text = source.read_text(encoding="utf8")
-    tree = json.loads(text)
-    if tree.get("format") != FORMAT:
-        raise ValueError(f"{source} has format {tree.get('format')!r}; this version of ritz reads format {FORMAT}")
-    tensors = _load_tensors(stem.with_name(stem.name + ".safetensors"), _mark(text)) if tree["tensors"] else {}
-    return _decode(tree["result"], tensors)
+        raise FileNotFoundError(f"no result at {source}; name one that is there")
+    text = content(source)
+    tree = parse_json(text, source)
+    if not isinstance(tree, dict) or "format" not in tree:
+        raise ValueError(f"{source} is no result of ritz; name one that is")
+    if tree["format"] != FORMAT:
+        raise ValueError(
+            f"{source} has format {brief(repr(tree['format']), 40)}; this version of ritz reads format {FORMAT}: save "
+            "it again with this one"
+        )
+    if type(count := tree.get("tensors")) is not int:
+        damaged(source, "it does not say how many tensors it has")
+    tensors = _load_tensors(stem.with_name(stem.name + ".safetensors"), _mark(text)) if count else {}
+    try:
+        if len(tensors) != count:
+            raise ValueError(f"{len(tensors)} tensors are beside it, and it says {count}")
+        result = _whole(tree["result"], tensors)
+        if "checksum" in tree and tree["checksum"] != _checksum(tree["result"], tensors):  # files before had none
+            raise ValueError("its checksum is another: a bit has turned, or it was edited")
+        return result
+    except Exception as error:  # a tree that `save` did not write fails in nearly any way
+        damaged(source, error)
 
 
 def _load_tensors(source: Path, mark: str) -> dict[str, Tensor]:
     """The tensors that were saved with the text that has this mark."""
-    from safetensors import safe_open
-
     if not source.exists():
-        raise FileNotFoundError(f"{source} is missing; a result is two files, and both must be kept together")
-    with safe_open(source, framework="pt") as file:
-        if (file.metadata() or {}).get("text") != mark:
-            raise ValueError(f"{source} belongs to another result than the .json beside it; a save was cut short")
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
+        raise FileNotFoundError(f"{source} is missing; a result is two files, kept together: save it again")
+    tensors, words = read_tensors(source)
+    if words.get("text") != mark:
+        raise ValueError(
+            f"{source} belongs to another result than the .json beside it; a save was cut short: save again"
+        )
+    return tensors
 
 
-def _mark(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf8"), digest_size=16).hexdigest()
+def _mark(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _checksum(result: Any, tensors: Mapping[str, Tensor]) -> int:
+    """Of the text of a result, however it is laid out, and of its tensors in the order of their names."""
+    found = zlib.crc32(json.dumps(result).encode())
+    for _, tensor in sorted(tensors.items()):
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -170,22 +194,6 @@ def equal(a: Any, b: Any) -> bool:
 def _stem(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     return path.with_suffix("") if path.suffix in {".json", ".safetensors"} else path
-
-
-def _replace(target: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the target and move there what is on the disk: neither a kill nor a power cut leaves a torn file."""
-    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # its own: two processes may save at once
-    try:
-        part.touch()
-        mode = part.stat().st_mode
-        write(part)
-        part.chmod(mode)  # that of any new file: safetensors makes its own for the owner alone
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except BaseException:  # a full disk: what there is of the part would keep it full
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _order(tensor: Tensor) -> list[int]:
@@ -229,24 +237,57 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"cannot save a {type(node).__name__} (at {where or 'the top'})")
 
 
-def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if not isinstance(node, dict):
-        return node
-    if "tensor" in node:
-        return tensors[node["tensor"]]
-    if "permuted" in node:
-        order = node["order"]
-        return tensors[node["permuted"]].permute([order.index(dim) for dim in range(len(order))])
-    if "map" in node:
-        return {key: _decode(value, tensors) for key, value in node["map"]}
-    if "tuple" in node:
-        return tuple(_decode(item, tensors) for item in node["tuple"])
-    if "list" in node:
-        return [_decode(item, tensors) for item in node["list"]]
-    if "float" in node:
-        return float(node["float"])
-    home = _HOMES.get(node["type"])
+def _whole(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What a tree says, each tensor used once; anything that `_encode` does not write is refused."""
+    left = dict(tensors)
+    result = _decode(tree, left)
+    if left:
+        raise ValueError(f"no part of it has the tensor {brief(next(iter(left)), 40)!r}")
+    return result
+
+
+def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
+    match node:
+        case None | str() | int() | float():
+            return node
+        case {"tensor": str(name)} if len(node) == 1:
+            return _take(name, tensors)
+        case {"permuted": str(name), "order": [*order]} if len(node) == 2:
+            return _take(name, tensors).permute([order.index(dim) for dim in range(len(order))])
+        case {"map": [*pairs]} if len(node) == 1:
+            return _map(pairs, tensors)
+        case {"tuple": [*items]} if len(node) == 1:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"list": [*items]} if len(node) == 1:
+            return [_decode(item, tensors) for item in items]
+        case {"float": "inf" | "-inf" | "nan" as word} if len(node) == 1:
+            return float(word)
+        case {"type": str(name), "fields": dict(fields)} if len(node) == 2:
+            return _result(name, fields, tensors)
+    raise ValueError(f"{brief(str(node)[:80], 80)} is nothing that a result is made of")
+
+
+def _take(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"there is no tensor {brief(name, 40)!r} beside it, or it is used twice")
+    return tensors.pop(name)
+
+
+def _map(pairs: list[Any], tensors: dict[str, Tensor]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if not (key is None or isinstance(key, str | int)) or key in found:
+            raise ValueError(f"it has the key {brief(str(key)[:40], 40)} twice, or as no key can be")
+        found[key] = _decode(value, tensors)
+    return found
+
+
+def _result(name: str, fields: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """A result of the package, once its fields are what its class says."""
+    home = _HOMES.get(name)
     if home is None:
-        raise ValueError(f"the file names an unknown result {node['type']!r}")
-    cls = getattr(importlib.import_module(home), node["type"])
-    return cls(**{name: _decode(value, tensors) for name, value in node["fields"].items()})
+        raise ValueError(f"it names an unknown result {brief(name, 40)!r}")
+    cls = getattr(importlib.import_module(home), name)
+    found = {field: _decode(value, tensors) for field, value in fields.items()}
+    check_fields(cls, found)
+    return cls(**found)

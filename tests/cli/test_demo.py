@@ -14,6 +14,7 @@ from ritz.cli import demo, main
 from ritz.intervals import Exact, StudentT
 from ritz.papers import digits
 from ritz.results import Estimate
+from ritz.runs import Run
 
 
 def ritz_command(*words: str, **environment: str) -> subprocess.Popen:
@@ -48,6 +49,26 @@ def test_the_demo_prints_a_table_and_findings_and_writes_its_files(tmp_path, cap
     loaded = ritz.load(out / "spectrum-0.0005")
     assert loaded.dim == 64 * 8 + 8 + 8 * 10 + 10
     assert float(loaded.trace.value) == table["rows"][2]["trace"]["value"]
+
+
+def test_the_demo_is_a_run_that_is_read_back_and_not_overwritten(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(digits, "Settings", partial(digits.Settings, hidden=(4,), num_steps=5, num_probes=2))
+    words = ["demo", "--out", str(tmp_path / "run"), "--epochs", "1", "--dtype", "float64", "--seed", "3"]
+    assert main([*words, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["command"], tree["state"], tree["settings"]["dtype"]) == ("demo", "done", "float64")
+    assert tree["seeds"] == {"start": 3, "batches": 3, "probes": 3}
+    assert tree["result"] == json.loads((tmp_path / "run" / "table.json").read_text(encoding="utf-8"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert {"run.json", "events.jsonl", "arrays.json", "arrays.safetensors", "report.html"} <= before.keys()
+    assert main(words) == 0
+    assert "read back from" in capsys.readouterr().out
+    assert main([*words[:-1], "4"]) == 2
+    error = capsys.readouterr().err
+    assert "holds another run: settings.seed is 3 there and 4 here; name another folder with --out" in error
+    assert len(error.splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
 def test_the_same_seed_prints_the_same_table_and_another_seed_another():
@@ -90,7 +111,7 @@ def test_a_page_that_is_not_ours_is_refused_before_training(tmp_path, capsys):
     (tmp_path / "report.html").write_text("<p>precious</p>")
     assert main(["demo", "--out", str(tmp_path)]) == 2
     captured = capsys.readouterr()
-    assert "report.html is there and is no page of ritz" in captured.err
+    assert "holds report.html and no run; name another folder with --out, nothing was written" in captured.err
     assert "training" not in captured.out
     assert [path.read_text() for path in tmp_path.iterdir()] == ["<p>precious</p>"]
 
@@ -112,7 +133,7 @@ def test_ctrl_c_ends_the_demo_without_a_traceback(tmp_path):
     assert process.returncode == demo.INTERRUPTED
     assert "stopped by the keyboard" in errors
     assert "Traceback" not in errors
-    assert not list(tmp_path.iterdir())
+    assert (Run.open(tmp_path).state, Run.open(tmp_path).header["stop"]) == ("interrupted", "stopped by the keyboard")
 
 
 def test_help_lists_the_commands_and_is_quick():

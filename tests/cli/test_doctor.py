@@ -93,7 +93,7 @@ def test_a_sound_network_is_found_sound():
     assert [trial.route for trial in found.trials] == ["forward", "reverse", "difference"]
     assert sum(trial.chosen for trial in found.trials) == 1
     assert all(trial.asymmetry < 1e-10 for trial in found.trials if trial.route != "difference")
-    assert {projection.command for projection in found.projections} == {"spectrum", "measure"}
+    assert {projection.command for projection in found.projections} == {"spectrum", "measure", "measure --audit"}
 
 
 def test_a_random_forward_pass_is_found():
@@ -197,7 +197,7 @@ def test_small_batches_and_missing_memory_are_advised_on(monkeypatch):
 def test_precision_that_is_too_low_is_told(monkeypatch):
     # without oneDNN: on some processors its bfloat16 fails, and then all of it does for the rest of the process
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert examine(risk_of(mlp(nn.Tanh()), dtype=torch.bfloat16))["precision"].remedy == "--dtype float32"
+    assert examine(risk_of(mlp(nn.Tanh()), dtype=torch.bfloat16))["precision"].remedy == "dtype=torch.float32"
     risk = risk_of(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten()), dtype=torch.float32)
     assert _coarse(risk) == ""
     risk.device = torch.device("cuda")  # as torch is set by default there
@@ -219,6 +219,15 @@ def test_an_examination_leaves_the_network_as_it_was():
 def test_a_checkup_is_the_same_after_it_was_plain():
     found = examine(risk_of(mlp(nn.ReLU())))
     assert Checkup.of(json.loads(json.dumps(found.plain()))) == found
+
+
+@pytest.mark.parametrize("middle", [nn.ReLU(), Rough(), Noisy()])
+def test_a_checkup_is_the_same_after_it_was_saved(middle, tmp_path):
+    found = examine(risk_of(mlp(middle)))
+    loaded = ritz.load(found.save(tmp_path / "checkup"))
+    assert isinstance(loaded, Checkup)
+    assert loaded == found
+    assert str(loaded) == str(found)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +260,27 @@ def test_time_and_memory_are_projected_to_a_factor_of_two(monkeypatch):
     projected = found.projections[0]
     assert took / 2 < projected.seconds < 2 * took
     assert live.peak / 2 < projected.memory < 2 * live.peak
+
+
+def test_an_audit_is_projected_to_a_factor_of_two(monkeypatch):
+    monkeypatch.setattr(costs, "clock", time.process_time)
+    model = nn.Sequential(nn.Linear(5, 120), nn.ReLU(), nn.Linear(120, 60), nn.ReLU(), nn.Linear(60, 3))
+    risk, sized = risk_of(model, num=60, batch_size=20), {"num_steps": 30, "num_probes": 4}
+    keys = ["trace", "lambda_max", "train_loss"]
+    projected = examine(risk, measures=keys, **sized).projections
+    begin = time.process_time()
+    ritz.audit(risk, measures=keys, **sized)
+    took = time.process_time() - begin
+    measure, audit = projected[1:]
+    assert (measure.command, audit.command) == ("measure", "measure --audit")
+    assert "4 moves: rescale, permute, scale_output, scale_layers" in audit.how
+    assert took / 2 < audit.seconds < 2 * took
+    assert measure.seconds < audit.seconds
+
+
+def test_an_audit_that_cannot_be_made_is_not_projected():
+    found = examine(risk_of(nn.Sequential(nn.Linear(5, 3), nn.Softmax(1))))
+    assert [projection.command for projection in found.projections] == ["spectrum", "measure"]
 
 
 def test_products_are_scaled_by_vectors_and_samples():
@@ -295,6 +325,24 @@ def test_the_command_prints_findings_costs_and_a_verdict(study, capsys):
     run = Run.open("run")
     assert Checkup.of(run.results["checkup"]).healthy
     assert run.header["subject"]["num_params"] == 131
+
+
+def test_ctrl_c_leaves_what_was_found_and_the_examination_begins_anew(study, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    words = ["doctor", "study.py:make_risk", "--out", "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(costs, "time_products", stop)
+        assert main(words) == screen.INTERRUPTED
+    assert "what is known is in run; the same command with --out run goes on" in capsys.readouterr().err
+    kept = Run.open("run")
+    assert kept.state == "interrupted"
+    found = Checkup.of(kept.results["checkup"])
+    assert found["symmetric"].status == "ok"
+    assert found.projections == ()
+    assert main(words) == 0
+    assert Checkup.of(Run.open("run").results["checkup"]).projections
 
 
 def test_what_is_not_sound_has_status_1_and_says_what_to_do(study, capsys):

@@ -101,7 +101,7 @@ def test_json_is_one_object_and_nothing_else(study, capsys):
     trace = ritz.load("run/arrays")["measurement"]["trace"]
     assert tree["result"]["measures"]["trace"]["value"] == trace.value
     assert tree["result"]["measures"]["trace"]["interval"] == list(trace.interval())
-    assert tree["result"]["failures"] == {"distance": "needs init="}
+    assert tree["result"]["failures"] == {"distance": "needs --init"}
     assert (tree["folder"], tree["state"]) == ("run", "done")
 
 
@@ -165,7 +165,7 @@ def test_a_real_ctrl_c_ends_with_130_and_a_readable_folder(study):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == screen.INTERRUPTED
-    assert "stopped by the keyboard" in errors
+    assert "stopped by SIGINT; what is known is in run; the same command with --out run goes on" in errors
     assert "Traceback" not in errors
     run = Run.open("run")
     assert run.state == "interrupted"
@@ -211,7 +211,7 @@ def test_a_network_that_has_diverged_is_a_numerical_failure(study, capsys):
         (["study.py:misfit"], "the model cannot be run on the data: RuntimeError: mat1 and mat2"),
         (["study.py:make_risk", "--test", "study.py:other_model"], "study.py:other_model has another model than"),
         (["study.py:make_risk", "--measures", "tracy"], "no measure is named 'tracy'; did you mean trace"),
-        (["study.py:make_risk", "--num-probes", "0"], "num_probes must be at least 1, got 0"),
+        (["study.py:make_risk", "--num-probes", "0"], "ritz measure: --num-probes must be at least 1, got 0"),
         (["study.py:make_risk", "--device", "abacus"], "there is no device 'abacus' here"),
         (["study.py:make_risk", "--weights", "nowhere.pt"], "there are no weights at nowhere.pt"),
         (["study.py:make_risk", "--weights", "study.py"], "study.py is neither .safetensors nor .pt"),

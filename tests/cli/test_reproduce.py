@@ -57,6 +57,32 @@ def test_it_prints_numbers_and_verdicts_and_writes_a_file(tmp_path, capsys):
     assert written["rows"] == [{"seeds": 3}]
 
 
+def test_json_is_one_array_of_what_is_written(tmp_path, capsys):
+    words = ["reproduce", "margins", "affine", "--out", str(tmp_path), "--json"]
+    assert main(words) == 0
+    written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
+    assert json.loads(capsys.readouterr().out) == [written]
+    assert main(["reproduce", "--out", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["item"] for row in rows] == ["affine", "lenet", "broken"]
+    assert rows[0]["standing"].startswith("short: 1 holds")
+    assert main(["reproduce", "margins", "lenet", "--out", str(tmp_path), "--json"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+
+
+def test_a_quick_run_does_not_take_the_place_of_a_long_one(tmp_path, capsys, seen):
+    words = ["reproduce", "margins", "affine", "--out", str(tmp_path)]
+    assert main(words) == 0
+    before = (tmp_path / "margins" / "affine.json").read_bytes()
+    assert main([*words, "--budget", "smoke"]) == 2
+    error = capsys.readouterr().err
+    assert "affine.json has a result of budget short, and this is smoke; name another folder with --out" in error
+    assert (tmp_path / "margins" / "affine.json").read_bytes() == before
+    assert len(seen) == 1
+    assert main([*words, "--budget", "paper"]) == 0
+
+
 def test_without_a_paper_it_lists_what_there_is_and_what_has_been_run(tmp_path, capsys):
     assert main(["reproduce", "margins", "affine", "--out", str(tmp_path)]) == 0
     (tmp_path / "margins" / "broken.json").write_text("{}")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch
 import ritz
 from ritz import runs
 from ritz.cli import main
+from ritz.provenance import machine, source_of, versions
 from ritz.results import Estimate
-from ritz.runs import Run, check_folder, machine, plain, source_of, versions
+from ritz.runs import Run, check_folder, plain
 
 WORDS = ["measure", "study.py:make_risk", "--measures", "weight_norm", "--out", "run"]
 
@@ -77,6 +79,19 @@ def test_a_run_that_was_killed_within_a_save_goes_on_from_nothing(tmp_path):
         assert run.results == {}
         run.keep(loss=Estimate(name="loss", value=torch.ones(4), exact=True))
     assert Run.open(tmp_path / "run").results["loss"].value.tolist() == [1.0] * 4
+
+
+def test_a_run_that_was_killed_before_it_had_a_header_is_begun_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").touch()
+    (tmp_path / "run" / "run.json.0e158fe5.part").write_text("{")
+    with begin(tmp_path / "run", seed=0) as run:
+        run.keep(loss=Estimate(name="loss", value=1.0, exact=True))
+    assert Run.open(tmp_path / "run").state == "done"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "events.jsonl").write_text("somebody's log")
+    with pytest.raises(ValueError, match=r"holds events\.jsonl and no run"):
+        begin(tmp_path / "other", seed=0)
 
 
 def test_events_are_lines_of_json_whatever_the_numbers(tmp_path):
@@ -147,7 +162,7 @@ def test_a_damaged_run_is_refused(study, capsys):
     (study / "run" / "run.json").write_text(whole)
     (study / "run" / "run.json").write_text('{"format": 1}')
     assert main(WORDS) == 2
-    assert "run.json is damaged (KeyError: 'command')" in capsys.readouterr().err
+    assert "run.json is damaged (its command is missing, or not what it should be)" in capsys.readouterr().err
     (study / "run" / "run.json").write_text(whole)
     (study / "run" / "arrays.json").rename(study / "kept.json")
     assert main(WORDS) == 2
@@ -166,6 +181,16 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_users_code_runs(study, 
         assert "--out" in captured.err
         assert "your code" not in captured.out
     assert (study / "file").read_text() == ""
+
+
+def test_a_folder_that_the_disk_refuses_is_named_with_the_remedy(study, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert main(WORDS) == 2
+    error = capsys.readouterr().err
+    assert error == "ritz measure: run cannot be made (No space left on device); name another folder with --out\n"
 
 
 def test_a_folder_without_leave_to_write_is_refused_unless_its_run_is_done(tmp_path, monkeypatch):
@@ -235,7 +260,7 @@ def test_a_header_without_one_of_its_parts_is_damaged(tmp_path):
     for key in run.header:
         part = {name: value for name, value in run.header.items() if name != key}
         (tmp_path / "run" / "run.json").write_text(json.dumps(part))
-        with pytest.raises(ValueError, match=rf"run.json is damaged \(KeyError: '{key}'\)"):
+        with pytest.raises(ValueError, match=rf"run.json is damaged \((its {key} is missing|.* of which {key})"):
             Run.open(tmp_path / "run")
 
 

@@ -18,6 +18,24 @@ def test_the_time_left_is_not_told_by_what_came_before_the_work():
     assert [left(part) for part in (0.0, 0.1, 0.2, 0.3)] == pytest.approx([None, None, 16.0, 14.0])  # a tenth takes 2 s
 
 
+def test_the_first_product_which_also_chooses_a_route_does_not_count():
+    for product in (0.01, 0.03):
+        left = screen.Clock(clock(0.0, 1.0, 31.0, 32.0, 33.0)).left  # 30 s for it, then 1 s for each other
+        told = [left(part) for part in (0.001, 0.001, *(0.001 + product * n for n in (1, 2, 3)))]
+        assert told[:3] == [None, None, None]
+        assert told[3:] == pytest.approx([(0.999 - product * n) / product for n in (2, 3)])
+
+
+def test_a_run_of_hours_is_told_of_after_a_minute():
+    left = screen.Clock(clock(0.0, 30.0, 61.0, 91.0)).left
+    assert [left(part) for part in (0.0001, 0.001, 0.002, 0.003)] == [
+        None,
+        None,
+        None,
+        pytest.approx(0.997 * 61 / 0.002),
+    ]
+
+
 def test_a_bar_that_begins_again_begins_its_clock_again():
     left = screen.Clock(clock(0.0, 5.0, 6.0, 8.0)).left
     assert [left(part) for part in (0.5, 0.6, 0.1, 0.2)] == pytest.approx([None, 20.0, None, 16.0])

@@ -89,4 +89,4 @@ def test_measures_are_words_or_keys_with_or_without_commas():
 
 def test_no_measure_at_all_is_refused(study, capsys):
     assert main(["measure", "study.py:make_risk", "--measures", "--out", "run"]) == 2
-    assert capsys.readouterr().err == "ritz measure: no measure is chosen: the list is empty\n"
+    assert capsys.readouterr().err == "ritz measure: --measures names none; give standard, all, or some by key\n"

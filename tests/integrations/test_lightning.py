@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ritz
 from ritz.integrations import lightning as ours
 from ritz.loggers import Memory
-from ritz.optim import KFAC, AutoDamping, IterateAverage, TracePenalty
+from ritz.optim import KFAC, AutoDamping, Gadam, GadamX, IterateAverage, LanczosOpt, TracePenalty
 
 STEPS = 6
 MEASURES = ["trace", "lambda_max"]
@@ -268,3 +268,102 @@ def test_the_callbacks_can_be_copied_and_pickled(host):
     after = ours.EachStep(copy.copy)
     assert pickle.loads(pickle.dumps(after)).calls == (copy.copy,)
     assert isinstance(after, host.Callback)
+
+
+# ---------------------------------------------------------------------------- every optimiser, both ways to step
+
+
+def kfac(net):
+    optimizer = KFAC(net, lr=0.1, damping=0.1, factor_every=1, inverse_every=2)
+    return optimizer, [AutoDamping(optimizer, risk_of(net), every=2).step]
+
+
+def gadam(net):
+    return Gadam(net.parameters(), lr=0.01, start=1, model=net), []
+
+
+def gadamx(net):
+    return GadamX(net.parameters(), lr=0.1, start=1, model=net), []
+
+
+def lanczos(net):
+    return LanczosOpt(net.parameters(), risk_of(net), lr=0.1, damping=0.5, eta=2.0, k=4), []
+
+
+def result(net, optimizer):
+    average = optimizer.average.model.state_dict().values() if hasattr(optimizer, "average") else ()
+    return [*net.state_dict().values(), *average, torch.as_tensor(optimizer.param_groups[0].get("damping", 0.0))]
+
+
+def in_a_loop(make, batches, accumulate=1):
+    """The weights after a plain loop over these batches."""
+    net = network()
+    optimizer, after = make(net)
+    for number, (x, y) in enumerate(batches, start=1):
+        (nn.functional.cross_entropy(net(x), y) / accumulate).backward()
+        if number % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            for call in after:
+                call()
+    return result(net, optimizer)
+
+
+def in_lightning(host, folder, make, manual, **settings):
+    """The weights after the same in Lightning, and the batches it gave."""
+    net = network()
+    optimizer, after = make(net)
+
+    class Module(host.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.seen, self.automatic_optimization = net, [], not manual
+
+        def configure_optimizers(self):
+            return optimizer
+
+        def training_step(self, batch, index):
+            self.seen.append(batch)
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            if manual:
+                theirs = self.optimizers()
+                theirs.zero_grad()
+                self.manual_backward(loss)
+                theirs.step()
+            return loss
+
+    module = Module()
+    watch = ours.CurvatureCallback(make_risk, every=2, budget=1.0, measures=["trace"])
+    trainer_of(host, folder, [ours.EachStep(*after), watch], **settings).fit(module, loader())
+    return result(net, optimizer), module.seen, watch.tracker
+
+
+@quiet
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+@pytest.mark.parametrize("make", [kfac, gadam, gadamx, lanczos], ids=lambda make: make.__name__)
+def test_an_optimiser_does_in_lightning_what_it_does_in_a_loop(host, tmp_path, make, manual):
+    found, seen, tracker = in_lightning(host, tmp_path, make, manual)
+    assert len(seen) == STEPS
+    assert [row["step"] for row in tracker.record.rows] == [2, 4, 6]
+    for here, there in zip(found, in_a_loop(make, seen), strict=True):
+        assert torch.equal(here, there)
+
+
+@quiet
+@pytest.mark.parametrize("make", [kfac, gadam], ids=lambda make: make.__name__)
+def test_gradients_of_several_batches_are_one_step(host, tmp_path, make):
+    found, seen, tracker = in_lightning(host, tmp_path, make, False, accumulate_grad_batches=3)
+    assert len(seen) == STEPS
+    assert [row["step"] for row in tracker.record.rows] == [2]
+    for here, there in zip(found, in_a_loop(make, seen, accumulate=3), strict=True):
+        assert torch.equal(here, there)
+
+
+@quiet
+def test_a_run_in_bfloat16_is_looked_at_in_the_precision_of_its_weights(host, tmp_path):
+    """Autocast is Lightning's; a look switches it off."""
+    found, seen, tracker = in_lightning(host, tmp_path, gadam, False, precision="bf16-mixed")
+    net = network()
+    net.load_state_dict(dict(zip(net.state_dict(), found, strict=False)))
+    assert seen[0][0].dtype == found[0].dtype == torch.float64
+    assert float(tracker.last["trace"]) == float(ritz.measure(risk_of(net), measures=["trace"])["trace"])

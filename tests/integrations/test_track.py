@@ -4,6 +4,8 @@ import copy
 import json
 import logging
 import math
+import time
+import warnings
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch import nn
 
 import ritz
 from ritz.errors import NonFiniteError, NumericalWarning, RitzError
+from ritz.integrations import forecast as forecast_module
 from ritz.integrations import track as module
+from ritz.integrations.forecast import forecast
 from ritz.integrations.track import Tracker, track
 from ritz.loggers import JSONLines, Memory, read
 
@@ -53,6 +57,7 @@ class Time:
         self.now, self.look = 100.0, look
         monkeypatch.setattr(module, "clock", lambda: self.now)
         monkeypatch.setattr(module, "measure", self.measure)
+        monkeypatch.setattr(module, "forecast", lambda *args: self.look)
 
     def measure(self, risk, *args, measures, **kwargs):
         self.now += self.look
@@ -199,8 +204,8 @@ def test_looks_that_would_go_over_the_budget_are_left_out_and_counted(monkeypatc
         for _ in range(100):
             time.now += 0.5
             tracker.step()
-    # the first at step 10 whatever it costs; then at t, where 2 looks, 4 s, are a tenth of the time: 40 s
-    assert tracker.record.column("curvature/hessian/trace")[0] == [10, 80]
+    # with what it takes, a look of 2 s is a tenth of the time after 18 s, the second after 36 s of training
+    assert tracker.record.column("curvature/hessian/trace")[0] == [40, 80]
     assert tracker.skipped == 8
     assert tracker.record.rows[1]["track/skipped"] == 6
     assert tracker.share <= 0.1
@@ -212,15 +217,15 @@ def test_looks_that_would_go_over_the_budget_are_left_out_and_counted(monkeypatc
 @given(
     budget=st.floats(0.01, 1.0), look=st.floats(0.01, 50), step=st.floats(0.001, 5), every=st.integers(1, 7),
 )  # fmt: skip
-def test_the_share_is_within_the_budget_after_every_look_but_the_first(budget, look, step, every):
-    with pytest.MonkeyPatch.context() as patch:
+def test_the_share_is_within_the_budget_after_every_look(budget, look, step, every):
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # where no look was within it
         time = Time(patch, look)
         with track(risk_of(*problem()), every, measures=["trace"], budget=budget) as tracker:
             for _ in range(60):
                 time.now += step
                 tracker.step()
-        assert tracker.record.rows
-        for row in tracker.record.rows[1:]:
+        for row in tracker.record.rows:
             assert row["track/share"] <= budget * (1 + 1e-9)
         assert len(tracker.record.rows) + tracker.skipped == 60 // every
         if budget == 1.0:
@@ -249,12 +254,70 @@ def test_time_outside_the_loop_does_not_count(monkeypatch):
     assert tracker.elapsed == 6.0
 
 
-def test_the_clock_of_a_tracker_without_with_starts_at_the_first_look(monkeypatch):
+def test_the_clock_of_a_tracker_without_with_starts_at_the_first_step(monkeypatch):
     time = Time(monkeypatch, look=1.0)
-    tracker = track(risk_of(*problem()), every=1, measures=["trace"], budget=0.5)
+    tracker = track(risk_of(*problem()), every=2, measures=["trace"], budget=0.5)
     time.now += 1000.0
     tracker.step()
-    assert (tracker.elapsed, tracker.share) == (1.0, 1.0)
+    time.now += 3.0
+    tracker.step()
+    assert (tracker.elapsed, tracker.share) == (4.0, 0.25)
+
+
+def test_what_no_budget_allows_is_said_when_training_ends(monkeypatch):
+    time = Time(monkeypatch, look=100.0)
+    tracker = track(risk_of(*problem()), every=2, measures=["trace"]).start()
+    for _ in range(6):
+        time.now += 1.0
+        tracker.step()
+    with pytest.warns(NumericalWarning, match="nothing was looked at: 3 looks were due and left out: with about 100 s"):
+        tracker.stop()
+    assert (tracker.record.rows, tracker.spent) == ([], 0.0)
+
+
+def test_a_forecast_counts_and_is_made_once(monkeypatch):
+    time, asked = Time(monkeypatch, look=1.0), []
+
+    def slow(risk, rows, num_steps, num_probes):
+        asked.append((len(rows), num_steps, num_probes))
+        time.now += 2.0
+        return 1.0
+
+    monkeypatch.setattr(module, "forecast", slow)
+    with track(risk_of(*problem()), every=1, measures=["trace"], budget=0.2, num_steps=7) as tracker:
+        for _ in range(12):
+            time.now += 1.0
+            tracker.step()
+    assert asked == [(1, 7, 4)]
+    assert tracker.record.column("track/share")[0] == [12]  # 3 of 15 s
+    assert tracker.share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("keys", [["trace"], ["trace", "ggn_lambda_max"], ["epsilon_sharpness"]])
+def test_a_forecast_is_of_the_size_of_the_look(keys, monkeypatch):
+    monkeypatch.setattr(forecast_module, "clock", time.process_time)  # on a busy machine
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3))
+    X, y = torch.randn(400, 20), torch.randint(3, (400,))
+    risk = ritz.Risk(model, CROSS_ENTROPY, [(X[:200], y[:200]), (X[200:], y[200:])])
+    rows = ritz.measures.registry.resolve(keys)
+    ritz.measure(risk, measures=keys, num_steps=10, num_probes=4)  # what is done once only
+    begin = time.process_time()
+    ritz.measure(risk, measures=keys, num_steps=10, num_probes=4)
+    truth = time.process_time() - begin
+    assert truth / 10 < forecast(risk, rows, 10, 4) + 0.01 < 10 * truth + 0.02
+
+
+def test_a_forecast_walks_one_batch_however_many_there_are():
+    model, X, y = problem()
+    seen = []
+    model[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape[-2]))
+    batches = [(X[:5], y[:5]), (X[5:], y[5:])]
+    risk = risk_of(model, *batches[0]).on(batches)
+    risk.check()
+    before = len(seen)
+    forecast(risk, ritz.measures.registry.resolve(["trace"]), 10, 4)
+    assert max(seen[before:]) == 5
 
 
 # --------------------------------------------------------------------------------------------------- steps
@@ -328,7 +391,7 @@ def test_an_error_of_the_logger_is_raised_after_the_row_was_kept(monkeypatch):
     def full(scalars, step):
         raise OSError("no space")
 
-    tracker = track(risk_of(*problem()), every=1, measures=["trace"], logger=full)
+    tracker = track(risk_of(*problem()), every=1, measures=["trace"], logger=full, budget=1.0)
     with pytest.raises(OSError, match="no space"):
         tracker.step()
     assert len(tracker.record.rows) == 1

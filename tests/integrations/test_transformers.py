@@ -12,7 +12,7 @@ import ritz
 from ritz.integrations import transformers as ours
 from ritz.integrations.track import Tracker
 from ritz.integrations.transformers import causal_lm, logits, next_tokens, shown
-from ritz.optim import KFAC, AutoDamping, IterateAverage, TracePenalty
+from ritz.optim import KFAC, AutoDamping, Gadam, IterateAverage, LanczosOpt, TracePenalty
 
 MEASURES = ["trace", "lambda_max"]
 VOCABULARY = 7
@@ -378,7 +378,63 @@ def test_rows_can_go_wherever_the_trainer_reports_to(hf, tmp_path):
         gpt2(hf), arguments(hf, tmp_path, max_steps=2), train_dataset=examples(), callbacks=[Reporter()]
     )
     log = lambda scalars, step: trainer.log(scalars)  # noqa: E731
-    trainer.add_callback(ours.CurvatureCallback(norm_risk, every=2, measures=MEASURES, logger=log))
+    trainer.add_callback(ours.CurvatureCallback(norm_risk, every=2, budget=1.0, measures=MEASURES, logger=log))
     trainer.train()
     assert len([row for row in logged if "curvature/hessian/trace" in row]) == 1
     assert len([row for row in trainer.state.log_history if "track/share" in row]) == 1
+
+
+# ------------------------------------------------------------------------- every optimiser, accumulated batches
+
+
+def kfac(model):
+    loss = ritz.losses.CrossEntropy(class_dim=-1)
+    optimizer = KFAC(model, lr=0.05, damping=0.1, loss=loss, factor_every=1, inverse_every=2)
+    damping = AutoDamping(optimizer, causal_lm(model, batches()), every=2, num_batches=2)
+    return optimizer, shown(optimizer), [damping.step]
+
+
+def gadam(model):
+    return Gadam(model.parameters(), lr=0.01, start=0, model=model), None, []
+
+
+def lanczos(model):
+    return LanczosOpt(model.parameters(), causal_lm(model, batches()), lr=0.05, damping=0.5, k=3), None, []
+
+
+@quiet
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("make", [kfac, gadam, lanczos], ids=lambda make: make.__name__)
+def test_an_optimiser_goes_in_as_it_is_and_does_what_it_does_in_a_loop(hf, tmp_path, make, accumulate):
+    """Trainer divides by the tokens of all batches of a step, as it counts them; so does the loop."""
+    model = gpt2(hf)
+    optimizer, loss, after = make(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    given = []
+
+    class Watched(hf.Trainer):
+        def compute_loss(self, model, inputs, *args, num_items_in_batch=None, **keywords):
+            given.append((inputs["input_ids"].clone(), inputs["labels"].clone(), num_items_in_batch))
+            return super().compute_loss(model, inputs, *args, num_items_in_batch=num_items_in_batch, **keywords)
+
+    settings = arguments(hf, tmp_path, max_steps=2, gradient_accumulation_steps=accumulate)
+    Watched(
+        model, settings, train_dataset=examples()[:6], optimizers=(optimizer, schedule), compute_loss_func=loss,
+        callbacks=[ours.EachStep(*after)],
+    ).train()  # fmt: skip
+    assert len(given) == 2 * accumulate
+
+    again = gpt2(hf).train()
+    optimizer, loss, after = make(again)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    loss = loss or shown(SimpleNamespace(observe=lambda *_: None))
+    for step in range(2):
+        for tokens, labels, count in given[step * accumulate : (step + 1) * accumulate]:
+            loss(again(input_ids=tokens), labels, count).backward()
+        optimizer.step()
+        schedule.step()
+        for call in after:
+            call()
+        optimizer.zero_grad()
+    for here, there in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-8)

@@ -1,6 +1,7 @@
 """`ritz.audit`: what moves when the function does not."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from torch import nn
 
 import ritz
 from ritz.errors import UnsupportedError
+from ritz.measures import elsewhere
 from ritz.measures.audit import Audit, Shift
 from ritz.measures.differences import as_found
+from ritz.measures.elsewhere import FEW_STEPS, steps_elsewhere, turning
 from ritz.measures.registry import MEASURES
 from ritz.results import Estimate, from_samples
 
@@ -147,8 +150,109 @@ def test_noise_of_one_probe_is_not_taken_for_a_move():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 3))
     risk = ritz.Risk(model, nn.CrossEntropyLoss(), data())
-    found = ritz.audit(risk, measures=["trace"], transforms="permute", num_steps=5, num_probes=1)
-    assert found.shifts["trace", "permute"].verdict == "cannot tell"
+    pair = (ritz.measure(at, measures=["trace"], num_steps=5, num_probes=1)["trace"] for at in (risk, _permuted(risk)))
+    assert Shift("trace", "permute", *pair).verdict == "cannot tell"
+
+
+# ------------------------------------------------------------------------------- no more than verdicts need
+
+
+def _permuted(risk: ritz.Risk) -> ritz.Risk:
+    return ritz.transforms.permute(risk, 0)
+
+
+def wide(middle: nn.Module | None = None) -> ritz.Risk:
+    """Too many parameters for every eigenvalue to be found."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), middle or nn.ReLU(), nn.Linear(16, 3))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), data())
+
+
+def test_few_steps_give_each_measure_of_the_hessian_what_many_do():
+    rows = [row for row in MEASURES.values() if row.cost == "Hessian"]
+    assert steps_elsewhere(rows, 100) == FEW_STEPS < 100
+    moved = ritz.transforms.rescale(wide(), 4.0)
+    few, many = (ritz.measure(moved, measures=rows, num_steps=steps, num_probes=4) for steps in (FEW_STEPS, 100))
+    assert few.spectrum.products < many.spectrum.products
+    assert few.keys() == many.keys() == {row.key for row in rows}
+    for key in few:
+        assert float(few[key].value) == pytest.approx(float(many[key].value), rel=1e-6), key
+        assert float(few[key].stderr) == pytest.approx(float(many[key].stderr), rel=1e-6, abs=1e-12), key
+
+
+def test_a_measure_of_ones_own_has_all_steps():
+    own = replace(MEASURES["trace"], key="mass", compute=lambda s: s.spectrum.mass(0.0))
+    assert steps_elsewhere([MEASURES["trace"], own], 60) == 60
+    found = ritz.audit(wide(), measures=["trace", own], transforms="rescale", num_steps=60, num_probes=2)
+    assert found.after["rescale"].spectrum.num_steps == found.before.spectrum.num_steps == 60
+
+
+def test_steps_that_leave_a_verdict_open_are_followed_by_all(monkeypatch):
+    monkeypatch.setattr(elsewhere, "FEW_STEPS", 3)  # which bound no eigenvalue
+    keys = ["lambda_min", "weight_norm"]
+    asked = {"measures": keys, "num_steps": 40, "num_probes": 2}
+    found = ritz.audit(wide(nn.Tanh()), transforms="scale_output", strength=0.25, **asked)
+    after = found.after["scale_output"]
+    assert after.spectrum.num_steps == 40
+    assert list(after) == keys
+    alone = ritz.measure(ritz.transforms.scale_output(wide(nn.Tanh()), 0.25), **asked)
+    assert after["lambda_min"] == alone["lambda_min"]
+
+
+def test_a_permutation_turns_the_hessian_and_one_run_serves_both():
+    risk = wide(nn.Tanh())
+    found = ritz.audit(risk, transforms="permute", num_steps=10, num_probes=2)
+    assert found.turned["permute"] < 1e-12
+    assert found.after["permute"].spectrum is found.before.spectrum
+    assert found.moved("permute") == []
+    assert {shift.verdict for shift in found.shifts.values()} == {"unchanged"}
+    dense = [torch.linalg.eigvalsh(ritz.Hessian(at).dense()) for at in (risk, _permuted(risk))]
+    torch.testing.assert_close(dense[0], dense[1], rtol=1e-9, atol=1e-12)  # as it says
+    assert "H is in another order, to" in found.table().notes[0]
+    assert found.table().notes[0].startswith("permute: hidden units in another order; the function is the same, and")
+
+
+def test_what_does_more_than_turn_the_hessian_is_seen():
+    risk = wide(nn.Tanh())
+    assert turning(risk, _permuted(risk), _permuted) < 1e-12
+    elsewhere_too = _permuted(risk).at({"2.bias": torch.tensor([0.1, 0.0, 0.0])})
+    assert turning(risk, elsewhere_too, _permuted) > 1e-3
+    assert turning(risk, ritz.transforms.rescale(wide(), 2.0), lambda at: ritz.transforms.rescale(at, 2.0)) == math.inf
+
+
+def test_a_hessian_that_is_not_turned_is_measured_again(monkeypatch):
+    monkeypatch.setattr("ritz.measures.audit.turning", lambda *_: 0.5)
+    found = ritz.audit(wide(), measures=["trace"], transforms="permute", num_steps=10, num_probes=2)
+    assert found.turned == {}
+    assert found.after["permute"].spectrum is not found.before.spectrum
+
+
+def test_what_was_measured_before_is_not_measured_again():
+    risk, calls = wide(), []
+    count = replace(MEASURES["trace"], key="counted", compute=lambda s: calls.append(s.risk) or s.spectrum.trace)
+    rows, sized = ["weight_norm", count, "distance"], {"num_steps": 10, "num_probes": 2}
+    known = ritz.measure(risk, measures=[*rows, "lambda_max"], **sized)
+    found = ritz.audit(risk, measures=rows, before=known, transforms="rescale", **sized)
+    assert [at is risk for at in calls] == [True, False]
+    assert list(found.before) == ["weight_norm", "counted"]
+    assert found.before.failures == {"distance": "needs init="}
+    assert found.before["counted"] == known["counted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 11}, "before is of something else: its settings is .*num_steps=10.*; leave it out"),
+        ({"measures": ["trace", "lambda_max"]}, "before has no lambda_max; measure what is to be audited"),
+    ],
+)
+def test_a_measurement_of_something_else_is_refused(options, message):
+    risk, asked = wide(), {"measures": ["trace"], "num_steps": 10, "num_probes": 2}
+    known = ritz.measure(risk, **asked)
+    with pytest.raises(ValueError, match=message):
+        ritz.audit(risk, before=known, **{**asked, **options})
+    with pytest.raises(ValueError, match="its model is Sequential, 131 parameters, not Sequential, 64 parameters"):
+        ritz.audit(plain(), before=known, **asked)
 
 
 def test_the_outputs_of_a_regression_are_not_scaled():

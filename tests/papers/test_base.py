@@ -133,6 +133,7 @@ def test_a_claim_that_was_saved_without_a_reference_is_read(tmp_path):
     path = claim(evidence="seen").save(tmp_path / "claim")
     tree = json.loads(path.read_text(encoding="utf8"))
     assert tree["result"]["fields"].pop("reference", "") is None
+    del tree["checksum"]  # which files had none of then
     path.write_text(json.dumps(tree), encoding="utf8")
     assert ritz.load(path) == claim(evidence="seen")
 

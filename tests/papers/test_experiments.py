@@ -11,14 +11,14 @@ import pool_cases as cases
 import pytest
 import torch
 
-from ritz import storage
-from ritz.papers import experiment as experiment_module
+from ritz import provenance, storage
 from ritz.papers import mnist_mlp
 from ritz.papers.base import Claim
 from ritz.papers.data import catalogue as data_sets
-from ritz.papers.experiment import Experiment, Outcome, Setting, numbers, own_commit
+from ritz.papers.experiment import Experiment, Outcome, Setting, numbers
 from ritz.papers.experiments import EXPERIMENTS, PAPERS, find, reproduce
 from ritz.papers.pool import train_all
+from ritz.provenance import own_commit
 
 TRAIN, HELD_OUT, TEST = 320, 100, 120  # images
 
@@ -177,14 +177,14 @@ def test_a_reference_is_written_where_there_is_one(tmp_path):
 @pytest.fixture
 def git(monkeypatch):
     """Answers in the place of git's."""
-    answers = {"ls-files": "experiment.py", "rev-parse": "abc1234", "status": ""}
+    answers = {"ls-files": "provenance.py", "rev-parse": "abc1234", "status": ""}
 
     def run(words, **_):
         if answers is None:
             raise FileNotFoundError("git")
         return subprocess.CompletedProcess(words, 0, stdout=answers[words[1]] + "\n")
 
-    monkeypatch.setattr(experiment_module.subprocess, "run", run)
+    monkeypatch.setattr(provenance.subprocess, "run", run)
     own_commit.cache_clear()
     yield answers
     own_commit.cache_clear()

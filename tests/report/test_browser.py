@@ -232,6 +232,23 @@ def test_it_prints_light_and_without_controls(browser, page_file):
     assert browser.complaints() == []
 
 
+def test_on_paper_no_line_is_cut_and_charts_are_low(browser, page_file):
+    browser.open(page_file, width=690, media="print")
+    assert browser.run("[...document.querySelectorAll('pre')].every(p => p.scrollWidth <= p.clientWidth)")
+    density = f"document.querySelector('{chart(browser, 'Spectral density')} .stage svg').viewBox.baseVal.height"
+    on_screen = browser.run(density)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(density) < on_screen
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(density) == on_screen
+
+
+def test_a_headline_stands_above_the_rest(browser, page_file):
+    browser.open(page_file)
+    size = "parseFloat(getComputedStyle(document.querySelector('{}')).fontSize)"
+    assert browser.run(size.format("#s-overview > p")) > browser.run(size.format("#s-comparison > p"))
+
+
 def test_fifty_thousand_samples_fit_and_are_said_to_be_thinned(browser, tmp_path):
     generator = torch.Generator().manual_seed(0)
     margin = 3 * torch.randn(50_000, generator=generator) + 5

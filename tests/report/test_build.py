@@ -50,7 +50,7 @@ def test_a_page_of_everything_has_all_sections_in_order(results):
         (lambda r: r.measurement.spectrum, ["Overview", "Spectrum"]),
         (lambda r: r.measurement.outputs, ["Margins"]),
         (lambda r: margin_distribution(r.measurement.outputs), ["Margins"]),
-        (lambda r: r.comparison, ["Comparison"]),
+        (lambda r: r.comparison, ["Overview", "Comparison"]),
         (lambda r: r.traces, ["Sample traces"]),
         (lambda r: r.log, ["Training"]),
         (lambda r: r.blocks, ["Overview", "Spectrum"]),
@@ -183,6 +183,45 @@ def test_a_training_log_has_errors_as_bands_and_no_charts_of_them(results):
     assert [s["name"] for s in series] == ["curvature/largest"]
     assert series[0]["low"][0] == pytest.approx(1.9)
     assert {s["name"] for s in found["Learning rate and damping"].series} == {"lr", "damping"}
+
+
+def test_eigenvalues_and_traces_along_training_have_charts_of_their_own():
+    log = Memory()
+    for step in (1, 2):
+        log.log(
+            {"curvature/hessian/lambda_max": 2.0, "curvature/hessian/lambda_min": -0.1, "curvature/hessian/trace": 9.0,
+             "curvature/hessian/trace/0.weight": 5.0, "track/seconds": 3.0, "track/share": 0.04, "track/skipped": 0.0},
+            step,
+        )  # fmt: skip
+    found = {title: [s["name"] for s in chart.series] for title, chart in charts(build(log)).items()}
+    assert found == {
+        "Largest curvature": ["curvature/hessian/lambda_max"],
+        "Trace": ["curvature/hessian/trace"],
+        "Trace, parameter by parameter": ["curvature/hessian/trace/0.weight"],
+        "Most negative curvature": ["curvature/hessian/lambda_min"],
+        "Time spent on looking": ["track/share"],
+    }
+
+
+def test_the_ends_of_an_interval_can_be_told_apart(results):
+    estimate = ritz.Estimate(name="trace", value=0.1129, bracket=(0.112907, 0.112912))
+    assert "0.112907 to 0.112912" in build(estimate).to_html()
+    text = build(results.measurement).to_html()
+    ends = re.findall(r">([^<>]+) to ([^<>]+)<", text)
+    assert len(ends) > 20
+    assert all(low != high for low, high in ends)
+
+
+def test_a_value_of_a_comparison_has_its_error_below_it(results):
+    text = build(results.comparison).to_html()
+    trace = results.comparison.measurements["half"]["gap_loss"]
+    assert f"{float(trace.value):.4g}<small>± {float(trace.stderr):.2g}</small>" in text.replace("−", "-")
+    exact = results.comparison.measurements["half"]["weight_norm"]
+    assert f">{float(exact.value):.4g}</td>" in text
+
+
+def test_numbers_in_notes_are_typeset(results):
+    assert "falls by −0.5 to 2·10⁻⁵" in build(results.log, notes=["falls by -0.5 to 2e-05"]).to_html()
 
 
 def test_a_log_is_read_from_a_file_or_its_path(tmp_path):

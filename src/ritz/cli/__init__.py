@@ -1,5 +1,6 @@
 """The command line: parse, make one library call, write files. No numerics, and no torch before there is work to do."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,31 +8,36 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from .specs import Common, CompareSpec, DoctorSpec, MeasureSpec, SpectrumSpec
+from .interrupts import listening
+from .specs import Common, CompareSpec, DoctorSpec, MeasureSpec, SpectrumSpec, Switch
 
 DESCRIPTION = "The curvature of a neural network's loss: measured matrix-free, with error bars, and put to use."
 
 
 def _demo(
-    out: Path = Path("ritz-demo"),
+    out: Annotated[Path, arg(metavar="DIR")] = Path("ritz-demo"),
     seed: int = 0,
     epochs: int = 100,
     device: str = "cpu",
+    dtype: Literal["float32", "float64"] = "float32",
+    json: Switch = False,
 ) -> int:
     """Train one small network on scikit-learn's digits at four weight decays and measure the curvature of each.
 
-    Prints a table of gaps and measures with their errors and what it says; writes a page that opens in a browser, the
-    table (JSON), the spectra and a figure. Well under a minute.
+    Prints a table of gaps and measures with their errors and what it says; writes a run folder with a page that opens
+    in a browser, the table (JSON), the spectra and a figure. Well under a minute.
 
     Args:
-        out: Folder to write into; made if it is not there.
+        out: Folder of the run. The same run in it is read back, another is refused.
         seed: Of the start, the order of batches and the probes.
         epochs: Of training, for each weight decay.
         device: Where to compute, cpu or cuda.
+        dtype: In which precision to train and to measure.
+        json: Print one JSON object on stdout, and nothing else.
     """
     from .demo import run
 
-    return run(out, seed, epochs, device)
+    return run(out, seed, epochs, device, dtype, json)
 
 
 def _reproduce(
@@ -46,6 +52,7 @@ def _reproduce(
     runs: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: nothing is kept)")] = None,
     slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None,
     commit: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: git's)")] = None,
+    json: Switch = False,
 ) -> int:
     """Train what a paper trained, measure what it measured, and print its numbers, ours and the verdicts.
 
@@ -64,11 +71,12 @@ def _reproduce(
         slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all
             machines see. Data and measurements stay with this command.
         commit: Of the code, where git cannot say.
+        json: Print one JSON array of the results on stdout, and nothing else.
     """
     from .reproduce import run
 
     return run(
-        paper, item, out, slurm, budget=budget, data=data, device=device, seeds=seeds, workers=workers, runs=runs,
+        paper, item, out, slurm, json, budget=budget, data=data, device=device, seeds=seeds, workers=workers, runs=runs,
         commit=commit,
     )  # fmt: skip
 
@@ -76,16 +84,18 @@ def _reproduce(
 def _report(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: RUN/report.html)")] = None,
+    json: Switch = False,
 ) -> int:
     """Write a run folder as one HTML page, which opens in any browser and fetches nothing.
 
     Args:
         run: Folder of the run, such as ritz-runs/measure-1.
         out: The page.
+        json: Print one JSON object on stdout, and nothing else.
     """
     from .report import run as report
 
-    return report(run, out)
+    return report(run, out, json)
 
 
 def _run(spec: Common) -> int:
@@ -118,6 +128,17 @@ def _version() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command given as words, those of the process by default, and return its exit status."""
+    try:
+        with listening():
+            return _main(args)
+    except KeyboardInterrupt:  # outside the work of a command, which says what it has kept
+        from .screen import INTERRUPTED
+
+        print("\nritz: stopped by the keyboard before there was anything to keep", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _main(args: Sequence[str] | None) -> int:
     app = tyro.extras.SubcommandApp()
     app.command(name="demo")(_demo)
     app.command(name="measure")(MeasureSpec)

@@ -8,6 +8,7 @@ from . import screen, study
 from .measure import marks, measured
 from .session import Answer, Session, checked, execute
 from .specs import CompareSpec
+from .words import typed
 
 if TYPE_CHECKING:
     from ..measures.compare import Comparison
@@ -42,16 +43,19 @@ def work(session: Session, spec: CompareSpec) -> Answer:
     if session.again:
         return answer(run.results)
     keeper = Keeper(run, risks, rows, settings, run.results.get("measurements", {}))
-    try:
-        found = compare(
-            risks, tests, init, measures=keeper.rows, num_steps=spec.num_steps, num_probes=spec.num_probes,
-            seed=spec.seed, progress=session.report,
-        )  # fmt: skip
-    except BaseException:
-        keeper.save()
-        raise
+    with session.stoppable() as state:
+        try:
+            found = compare(
+                risks, tests, init, measures=keeper.rows, num_steps=spec.num_steps, num_probes=spec.num_probes,
+                seed=spec.seed, progress=session.report, checkpoint=state,
+            )  # fmt: skip
+        except BaseException:
+            keeper.save()
+            raise
     whole = {name: keeper.whole(name, measurement) for name, measurement in found.measurements.items()}
     run.keep(measurements=None, comparison=replace(found, measurements=whole))
+    for measurement in whole.values():
+        session.partial(measurement.stop)
     return answer(run.results)
 
 
@@ -75,6 +79,6 @@ def answer(results: Mapping[str, Any]) -> Answer:
             for key, ranking in found.items()
         },
         "solutions": {name: measured(measurement) for name, measurement in found.measurements.items()},
-        "notes": list(found.notes),
+        "notes": [typed(note) for note in found.notes],
     }  # fmt: skip
     return Answer([found.table()], tree, screen.DONE if len(found) else screen.FAILED)

@@ -1,11 +1,13 @@
 """`ritz doctor`: what is typed, shown and written; the examination is in ritz.doctor."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from . import screen
 from .session import Answer, Session, execute
 from .specs import DoctorSpec
+from .words import typed
 
 
 def run(spec: DoctorSpec) -> int:
@@ -18,7 +20,7 @@ def work(session: Session, spec: DoctorSpec) -> Answer:
     from ..doctor import examine
     from ..measures.registry import resolve
     from ..measures.subject import Settings
-    from ..runs import sha256
+    from ..provenance import sha256
 
     resolve(spec.chosen)
     Settings(num_steps=spec.num_steps, num_probes=spec.num_probes)
@@ -28,7 +30,7 @@ def work(session: Session, spec: DoctorSpec) -> Answer:
     if not session.again:
         found = examine(
             risk, measures=spec.chosen, num_steps=spec.num_steps, num_probes=spec.num_probes, seed=spec.seed,
-            progress=session.report,
+            progress=session.report, known=lambda checkup: run.keep(checkup=checkup.plain()),
         )  # fmt: skip
         run.header["subject"] = {
             "model": type(risk.model).__name__,
@@ -43,7 +45,9 @@ def answer(results: Mapping[str, Any]) -> Answer:
     """Findings, what to do, what it takes; the status says whether anything failed."""
     from ..doctor import Checkup
 
-    found = Checkup.of(results["checkup"])
+    kept = Checkup.of(results["checkup"])
+    findings = tuple(replace(one, text=typed(one.text), remedy=typed(one.remedy)) for one in kept.findings)
+    found = replace(kept, findings=findings)
     tables = [found.table(), *([found.costs()] if found.trials else [])]
     ready = "sound: nothing stands against a run" if found.healthy else "not sound: numbers would be wrong, or none"
-    return Answer([*tables, ready], results["checkup"], screen.DONE if found.healthy else screen.FAILED)
+    return Answer([*tables, ready], found.plain(), screen.DONE if found.healthy else screen.FAILED)

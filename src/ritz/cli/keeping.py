@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .. import stopping
 from ..measures.measure import Measurement
 from ..measures.row import Measure
 from ..measures.subject import Settings, Subject
@@ -43,14 +44,14 @@ class Keeper:
         self._saved = time.perf_counter()
 
     def _compute(self, row: Measure, subject: Subject) -> "Estimate":
-        name = next((name for name, risk in self.risks.items() if risk is subject.risk), None)
-        if name is None:  # the same solution at other weights, in an audit
-            return row.compute(subject)
+        name = next(name for name, risk in self.risks.items() if risk is subject.risk)
         self.subjects[name] = subject
         if row.key in self.known[name]:
             return self.known[name][row.key]
         found = row.compute(subject)
         if not (hasattr(found, "value") and hasattr(found, "many")):  # no Estimate: `measure` refuses it
+            return found
+        if stopping.asked():  # by a run that was cut, maybe
             return found
         self.known[name][row.key] = found
         which = {"solution": name} if name else {}

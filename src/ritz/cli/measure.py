@@ -1,17 +1,20 @@
 """`ritz measure`: what is typed, shown and written; the measures are in ritz.measures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import screen, study
 from .session import Answer, Session, execute
 from .specs import MeasureSpec
+from .words import typed
 
 if TYPE_CHECKING:
     from ..measures.measure import Measurement
+    from ..measures.row import Measure
+    from ..measures.subject import Settings
     from ..results import Estimate
 
-AUDIT_SHARE = 0.4  # of the bar that the measurement has where an audit comes after it
+AUDITED = 3  # other weights at which an audit has to run anew, as a rule
 
 
 def run(spec: MeasureSpec) -> int:
@@ -21,7 +24,7 @@ def run(spec: MeasureSpec) -> int:
 
 def work(session: Session, spec: MeasureSpec) -> Answer:
     """Measure, audit, sample traces; each is kept as soon as it is there."""
-    from .. import audit, measure, sample_traces
+    from .. import measure
     from ..measures.registry import resolve
     from ..measures.subject import Settings
     from .keeping import Keeper
@@ -35,41 +38,67 @@ def work(session: Session, spec: MeasureSpec) -> Answer:
     run = session.start(risk, {} if spec.weights is None else {spec.weights.stem: spec.weights}, identity)
     if session.again:
         return answer(run.results)
-    known = {"": run.results["measurement"]} if "measurement" in run.results else {}
+    before = run.results.get("measurement")  # one that was cut is gone on with from its state
+    known = {"": before} if before is not None and before.stop == "completed" else {}
     keeper = Keeper(run, {"": risk}, rows, settings, known)
     sized: dict[str, Any] = {"num_steps": spec.num_steps, "num_probes": spec.num_probes, "seed": spec.seed}
-    share = AUDIT_SHARE if spec.audit else 1.0
-    try:
-        found = measure(
-            risk,
-            test,
-            init,
-            measures=keeper.rows,
-            **sized,
-            progress=lambda text, part: session.report(text, share * part),
-        )
-    except BaseException:
-        keeper.save()
-        raise
-    run.keep(measurement=keeper.whole("", found))
+    share = _share(rows, settings) if spec.audit else 1.0
+    with session.stoppable() as state:
+        try:
+            found = measure(
+                risk, test, init, measures=keeper.rows, **sized, checkpoint=state.within("measurement"),
+                progress=lambda text, part: session.report(text, share * part),
+            )  # fmt: skip
+        except BaseException:
+            keeper.save()
+            raise
+        found = keeper.whole("", found)
+        run.keep(measurement=found)
+        if found.stop == "completed":
+            _more(session, spec, found, risk, test, init, rows, share)
+    session.partial(found.stop)
+    return answer(run.results)
+
+
+def _more(
+    session: Session, spec: MeasureSpec, found: "Measurement", risk: Any, test: Any, init: Any,
+    rows: "Sequence[Measure]", share: float,
+) -> None:  # fmt: skip
+    """What was asked for beside the measures; stopped, it is not there, and done anew when the run goes on."""
+    from .. import audit, sample_traces, stopping
+
+    assert session.run is not None
+
+    def report(text: str, part: float) -> None:
+        stopping.check()
+        session.report(f"audit, {text}", share + (1 - share) * part)
+
+    sized: dict[str, Any] = {"num_steps": spec.num_steps, "num_probes": spec.num_probes, "seed": spec.seed}
     if spec.audit:
         with session.optional("the audit"):
-            run.keep(
-                audit=audit(
-                    risk, test, init, measures=keeper.rows, **sized,
-                    progress=lambda text, part: session.report(f"audit, {text}", share + (1 - share) * part),
-                )
-            )  # fmt: skip
+            audited = audit(risk, test, init, measures=rows, **sized, before=found, progress=report)
+            stopping.check()
+            session.run.keep(audit=audited)
     if spec.sample_traces:
         session.report("traces of samples", 1.0)
         with session.optional("the traces of samples"):
-            run.keep(sample_traces=sample_traces(risk, seed=spec.seed))
-    return answer(run.results)
+            session.run.keep(sample_traces=sample_traces(risk, seed=spec.seed))
+
+
+def _share(rows: "Sequence[Measure]", settings: "Settings") -> float:
+    """The part of the bar that the measurement has where an audit comes after it."""
+    from ..measures.elsewhere import cost_of, steps_elsewhere
+
+    first, there = (
+        cost_of(rows, steps, settings.num_probes)
+        for steps in (settings.num_steps, steps_elsewhere(rows, settings.num_steps))
+    )
+    return first / (first + AUDITED * there)
 
 
 def marks(spec: Any, test: Any) -> dict[str, Any]:
     """What else makes a run of measures the one that it is: the test data and the start."""
-    from ..runs import sha256
+    from ..provenance import sha256
 
     return {
         "test": None if test is None else study.identity_of(test)["data"],
@@ -104,7 +133,7 @@ def measured(found: "Measurement") -> dict[str, Any]:
             key: {**number(e), "convention": e.convention, "reading": found.readings.get(key, ""), "stop": e.stop}
             for key, e in found.items()
         },
-        "failures": dict(found.failures),
+        "failures": {key: typed(why) for key, why in found.failures.items()},
         "seconds": dict(found.seconds),
     }
 

@@ -1,10 +1,11 @@
 """`ritz report`: a run folder as one HTML page."""
 
+import json
 import sys
 from pathlib import Path
 
 
-def run(folder: Path, out: Path | None = None) -> int:
+def run(folder: Path, out: Path | None = None, as_json: bool = False) -> int:
     """The whole command; returns the exit status."""
     from ..report import of_run
 
@@ -21,5 +22,6 @@ def run(folder: Path, out: Path | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"ritz report: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)")
+    size = written.stat().st_size
+    print(json.dumps({"page": str(written), "bytes": size}) if as_json else f"wrote {written} ({size / 1000:.0f} kB)")
     return 0

@@ -1,5 +1,6 @@
 """`ritz reproduce`: what is typed, shown and written; the experiments are in ritz.papers.experiments."""
 
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -13,38 +14,62 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .screen import INTERRUPTED, counting, new_console
+from ..reading import read_json
+from .screen import DONE, INTERRUPTED, complain, counting, new_console, no_stdout
+from .words import typed
 
 if TYPE_CHECKING:
     from ..papers import experiment
 
 STYLES = {"holds": "green", "holds in direction": "cyan", "refuted": "red", "not decidable": "yellow"}
+BUDGETS = ("smoke", "short", "paper")  # from the shortest to the longest
 JOB_MINUTES, JOB_CPUS = 24 * 60, 4  # of a SLURM job; one that is cut off goes on at the next call
 
 
-def run(paper: str | None, item: str | None, out: Path, slurm: str | None = None, **setting: Any) -> int:
+def run(
+    paper: str | None, item: str | None, out: Path, slurm: str | None = None, as_json: bool = False, **setting: Any
+) -> int:
     """The whole command, with the settings of `Setting`; returns the exit status."""
+    stdout, results = sys.stdout, list[Any]()
+    with no_stdout() if as_json else contextlib.nullcontext():
+        status = _run(paper, item, out, slurm, results, quiet=as_json, **setting)
+    if as_json and status == DONE:
+        print(json.dumps(results, allow_nan=False), file=stdout, flush=True)
+    return status
+
+
+def _run(
+    paper: str | None, item: str | None, out: Path, slurm: str | None, results: list[Any], quiet: bool, **setting: Any
+) -> int:
+    """The command, whose results are put into a list as they come."""
     from ..papers import experiments
     from ..papers.experiment import Setting
     from ..papers.workers import RunFailed
 
     console = new_console()
     if paper is None:
-        _list(console, out)
-        return 0
+        results += _rows(out)
+        if not quiet:
+            _list(console, results, out)
+        return DONE
     try:
         found = experiments.find(paper, item)
         made = Setting(**setting)
         if slurm is not None:
             made = replace(made, executor=_cluster(slurm, made))
+        for one in found:
+            _check_target(out, one, made.budget)
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
         for one in found:
-            with counting(console) as progress:
+            with counting(console, quiet) as progress:
                 outcome = experiments.reproduce(one, replace(made), progress)  # its own, which notes its recipes
-            _print(console, outcome)
-            console.print(f"\nwrote {outcome.write(out)} after {outcome.seconds:.0f} s")
+            written = outcome.write(out)
+            results.append(json.loads(written.read_text(encoding="utf8")))
+            if not quiet:
+                _print(console, outcome)
+                console.print(f"\nwrote {written} after {outcome.seconds:.0f} s")
     except (OSError, ValueError) as error:
-        print(f"ritz reproduce: {error}", file=sys.stderr)
+        complain("reproduce", typed(str(error)))
         return 2
     except RunFailed as error:
         told = "\n".join([str(error).rstrip(), *getattr(error, "__notes__", [])])
@@ -54,6 +79,14 @@ def run(paper: str | None, item: str | None, out: Path, slurm: str | None = None
         print("\nritz reproduce: stopped by the keyboard; experiments that were done are written", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _check_target(out: Path, one: "experiment.Experiment", budget: str) -> None:
+    """Keep a quick run from taking the place of a long one."""
+    there = _standing(out, one).partition(":")[0]
+    if there in BUDGETS and BUDGETS.index(there) > BUDGETS.index(budget):
+        path = out / one.paper / f"{one.item}.json"
+        raise ValueError(f"{path} has a result of budget {there}, and this is {budget}; name another folder with --out")
 
 
 def _cluster(partition: str, setting: "experiment.Setting") -> Any:
@@ -72,15 +105,23 @@ def _cluster(partition: str, setting: "experiment.Setting") -> Any:
     return executor
 
 
-def _list(console: Console, out: Path) -> None:
+def _rows(out: Path) -> list[dict[str, str]]:
     """What there is, and what of it has been run."""
     from ..papers import experiments
 
+    return [
+        {"paper": one.paper, "item": one.item, "what": one.title, "source": one.source, "standing": _standing(out, one)}
+        for one in experiments.EXPERIMENTS
+    ]
+
+
+def _list(console: Console, rows: list[dict[str, str]], out: Path) -> None:
+    """The same as a table."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("paper", "item", "what", "source", f"in {out}"):
         table.add_column(name, no_wrap=name in ("paper", "item"))
-    for one in experiments.EXPERIMENTS:
-        table.add_row(one.paper, one.item, *map(escape, (one.title, one.source, _standing(out, one))))
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
     console.print(table)
     console.print("\nritz reproduce PAPER [ITEM] --budget smoke|short|paper")
 
@@ -91,7 +132,7 @@ def _standing(out: Path, one: "experiment.Experiment") -> str:
     if not path.exists():
         return ""
     try:
-        written = json.loads(path.read_text(encoding="utf8"))
+        written = read_json(path)
         counted = Counter(claim["verdict"] for claim in written["claims"])
         return f"{written['setting']['budget']}: {_counts(counted)}"
     except (KeyError, TypeError, ValueError):

@@ -1,11 +1,13 @@
 """What commands show: progress with the time that is left, tables, numbers to the digits that their errors allow."""
 
+import logging
 import math
+import os
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING
 
@@ -25,6 +27,7 @@ _WIDE = 140  # columns from which on there is room for conventions
 _QUIET = 30.0  # seconds after which a stage that is still under way says so in a new plain line
 _BRIEF = 0.5  # seconds in which stages that follow each other share a line
 _SOONEST = 1.0  # seconds before which nothing is said of the time left
+_SURE, _LATEST = 0.01, 60.0  # part of the whole that speed is told from, and seconds after which less has to do
 
 
 def new_console(file: IO[str] | None = None) -> Console:
@@ -37,8 +40,9 @@ def new_console(file: IO[str] | None = None) -> Console:
 class Clock:
     """How much time is left, by the time that the parts done so far have taken.
 
-    The parts are shares of the expected cost, so the estimate is as good as that. The clock begins when something is
-    done, since the first product also loads, traces and chooses; nothing is said in its first second.
+    The parts are shares of the expected cost, so the estimate is as good as that. The clock begins once a hundredth is
+    done, or after a minute, since the first product also loads, traces and chooses; nothing is said in its
+    first second.
 
     Example:
         >>> now = iter([0.0, 5.0, 6.0, 15.0]).__next__
@@ -50,14 +54,17 @@ class Clock:
     now: Callable[[], float] = time.perf_counter
     begun: float = 0.0
     first: float = 0.0  # what was done when it began
+    since: float = 0.0  # when anything was done
 
     def left(self, part: float) -> float | None:
         """Seconds, or None where it is too early to say."""
         at = self.now()
-        if self.first <= 0 or part < self.first:
+        if self.first <= 0:
+            self.since = at
+        if self.first <= 0 or part < self.first or (self.first < _SURE and at - self.since < _LATEST):
             self.begun, self.first = at, part
         passed, done = at - self.begun, part - self.first
-        if passed < _SOONEST or done < 0.01:
+        if passed < _SOONEST or done <= 0 or (done < _SURE and passed < _LATEST):
             return None
         return passed * (1 - part) / done
 
@@ -89,8 +96,11 @@ def reporting(console: Console, quiet: bool = False) -> Iterator[Report]:
 
 
 @contextmanager
-def counting(console: Console) -> Iterator[Count]:
+def counting(console: Console, quiet: bool = False) -> Iterator[Count]:
     """Progress of several things that are counted: a bar for each on a terminal, plain lines of each elsewhere."""
+    if quiet and not console.is_terminal:
+        yield lambda what, done, total: None
+        return
     if not console.is_terminal:
         lines = defaultdict[str, _Lines](_Lines)
         yield lambda what, done, total: lines[what](f"{total} {what}", min(done / max(total, 1), 1.0))
@@ -143,6 +153,32 @@ class _Lines:
             self.said = at
             known = ", ".join(filter(None, (f"{part:.0%}" if part else "", left)))
             print(f"{text} ({known})" if known else text, flush=True)
+
+
+@contextmanager
+def no_stdout() -> Iterator[None]:
+    """What is printed goes to stderr; also by programs that the user's code starts, which know only descriptors."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def quiet_fonts() -> Iterator[None]:
+    """Without what matplotlib has to say of fonts that are not installed here."""
+    log = logging.getLogger("matplotlib.font_manager")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def fitted(part: "Table | str", width: int) -> "Table | str":

@@ -4,30 +4,37 @@
 1    numbers failed: a loss or product that is not finite, no measure that could be taken, no memory left, a check
      of `ritz doctor` that does not hold
 2    refused: bad input, in one line `ritz COMMAND: what; what to do`; nothing was overwritten
-130  stopped by Ctrl-C; what was known is in the run folder
+130  stopped by Ctrl-C, 143 by SIGTERM (128 + the signal): the product in hand was finished and its state saved, what
+     is known was printed and is in the run folder, and the same command goes on; a second signal ends it at once
 """
 
 import contextlib
+import errno
 import json
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from . import screen, study
+from ..errors import StoppedError
+from . import interrupts, screen, study
 from .specs import Common
+from .words import typed, typed_notes
 
 if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
     from ..risk import Risk
     from ..runs import Run
     from ..tables import Table
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what a disk says that is full, closed or broken
+STATE = "state"  # folder in that of the run; gone when the run is done
 _EVENT_EVERY = 1.0  # seconds between two lines of progress on one stage
 
 
@@ -53,10 +60,14 @@ class Session:
     stage: tuple[str, float] = ("", 0.0)
     notes: list[str] = field(default_factory=list)
     again: bool = False  # whether the run was there, and done
+    signal: int = 0  # that asked to stop
+    cut: str = ""  # why the result is only a part
     _told: tuple[str, float] = ("", 0.0)
 
     def report(self, text: str, part: float) -> None:
         """Progress: on the screen, and in events.jsonl when a stage begins and every second of it."""
+        interrupts.check()
+        text = text.partition(", about ")[0]  # the bar has the time left, from what was done so far
         self.stage = (text, part)
         now = time.perf_counter()
         if self.run is not None and (text != self._told[0] or now - self._told[1] > _EVENT_EVERY):
@@ -70,12 +81,36 @@ class Session:
 
     def warned(self, text: str, important: bool) -> None:
         """A warning, once: in events.jsonl, and on the screen if it is ours."""
+        text = typed(text)
         if text in self.notes:
             return
         if important:
             self.notes.append(text)
         if self.run is not None and not self.again:
             self.run.event("warning", text=text)
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator["Checkpoint"]:
+        """Work that a signal ends between two products, and the place for its state."""
+        from ..checkpoint import Checkpoint
+        from ..stopping import stoppable
+
+        assert self.run is not None
+        with stoppable(self._heard_signal) as number:
+            try:
+                yield Checkpoint(self.run.folder / STATE)
+            finally:
+                self.signal = number()
+
+    def _heard_signal(self, number: int) -> None:
+        """At once, from within the handler: by the system's own call, since a print may be under way."""
+        os.write(2, f"\nritz {self.command}: stopping after the product in hand; once more stops at once\n".encode())
+
+    def partial(self, stop: str) -> bool:
+        """Whether a result that ended so is only a part of what was asked for; then it is remembered why."""
+        if self.signal and stop.startswith("stopped by"):
+            self.cut = stop
+        return bool(self.cut)
 
     @contextlib.contextmanager
     def optional(self, what: str) -> Iterator[None]:
@@ -126,21 +161,23 @@ class Session:
             identity: Marks of what is studied.
             about: Whether the data is known to be readable, so that it can be described.
         """
-        from .. import runs
+        from .. import provenance, runs
 
         place = study.Place.parse(self.spec.risk)
-        source = runs.source_of(place.file, place.function)
-        known = runs.versions()
+        source = provenance.source_of(place.file, place.function)
+        known = provenance.versions()
         own = {
             "settings": {k: v for k, v in self.spec.settings().items() if k not in ("risk", "weights", "test", "init")},
             "source": {"function": place.function, "sha256": source["sha256"]}, **identity,
             "versions": {name: known[name] for name in ("ritz", "torch")},
         }  # fmt: skip
-        files = [{"name": n, "file": str(path.absolute()), "sha256": runs.sha256(path)} for n, path in weights.items()]
+        files = [
+            {"name": n, "file": str(path.absolute()), "sha256": provenance.sha256(path)} for n, path in weights.items()
+        ]
         self.run = runs.Run.start(
             self.spec.out, self.command, self.spec.settings(), own, source=source, weights=files,
             subject=study.subject_of(risk) if about else {}, seeds={"probes": self.spec.seed, "code": self.spec.seed},
-            machine=runs.machine(str(risk.device)),
+            machine=provenance.machine(str(risk.device)),
         )  # fmt: skip
         self.again = self.run.state == "done"
         if self.again and not self.run.results:
@@ -153,6 +190,10 @@ class Session:
         """Write how the run ended, if it began; one that was done before stays as it is."""
         if self.run is not None and not self.again:
             self.run.end(state, stop)
+        if self.run is not None and state == "done":
+            from ..checkpoint import Checkpoint
+
+            Checkpoint(self.run.folder / STATE).remove()
 
 
 def checked(risk: "Risk", name: str = "") -> "Risk":
@@ -184,13 +225,18 @@ def checked(risk: "Risk", name: str = "") -> "Risk":
 def execute(command: str, spec: Common, work: Callable[[Session], Answer]) -> int:
     """Do a command's work and show what it found; returns the exit status."""
     stdout = sys.stdout
-    with _no_stdout() if spec.json else contextlib.nullcontext():
+    with screen.no_stdout() if spec.json else contextlib.nullcontext():
         console = screen.new_console()
         session = Session(command, spec, study.Code(spec.seed), lambda text, part: None, _speaker(console, spec))
         try:
             answer = _worked(session, work, console)
             if not spec.json:
                 _print(console, session, answer)
+            if session.cut:
+                screen.complain(command, _stopped(session, session.cut))
+        except StoppedError as error:
+            screen.complain(command, _stopped(session, str(error).partition(";")[0]))
+            return 128 + session.signal
         except KeyboardInterrupt:
             screen.complain(command, _stopped(session))
             return screen.INTERRUPTED
@@ -201,22 +247,10 @@ def execute(command: str, spec: Common, work: Callable[[Session], Answer]) -> in
             screen.complain(command, _said(error))
             return status
     if spec.json:
-        print(json.dumps(_tree(session, answer), allow_nan=False), file=stdout, flush=True)
+        assert session.run is not None
+        tree = tree_of(session.run, answer.result, session.notes)
+        print(json.dumps(tree, allow_nan=False), file=stdout, flush=True)
     return answer.status
-
-
-@contextlib.contextmanager
-def _no_stdout() -> Iterator[None]:
-    """What is printed goes to stderr; also by programs that the user's code starts, which know only descriptors."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _speaker(console: Console, spec: Common) -> Callable[[str], None]:
@@ -234,10 +268,16 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
         show("loading torch", 0.0)
         from ..runs import RUNS, check_folder
 
+        interrupts.check()
         check_folder(RUNS / "new" if spec.out is None else spec.out)
         try:
             answer = work(session)
-            session.end("done", "completed")
+            if session.cut:
+                answer = replace(answer, status=128 + session.signal)
+            session.end("interrupted" if session.cut else "done", session.cut or "completed")
+        except StoppedError as error:
+            session.end("interrupted", str(error).partition(";")[0])
+            raise
         except KeyboardInterrupt:
             text, part = session.stage
             session.end("interrupted", f"stopped by the keyboard at {part:.0%}, {text}")
@@ -283,15 +323,20 @@ def _said(error: Exception) -> str:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory; smaller batches or plan=ritz.Plan(chunk=1) take less, `ritz doctor` says how much"
-    return line_of(error)
+    if isinstance(error, OSError) and error.errno in _DISK and error.filename:
+        return (
+            f"{error.filename} cannot be written ({error.strerror}); what was saved before is as it was: make room or "
+            "give leave to write there, and the same command goes on"
+        )
+    return typed(line_of(error))
 
 
-def _stopped(session: Session) -> str:
-    """What to say after Ctrl-C."""
+def _stopped(session: Session, by: str = "stopped by the keyboard") -> str:
+    """What to say after Ctrl-C, or another signal."""
     if session.run is None:
-        return "stopped by the keyboard before there was anything to keep"
+        return f"{by} before there was anything to keep"
     known = f"what is known is in {session.run.folder}" if session.run.results else "nothing is known yet"
-    return f"stopped by the keyboard; {known}; the same command with --out {session.run.folder} goes on"
+    return f"{by}; {known}; the same command with --out {session.run.folder} goes on"
 
 
 def _print(console: Console, session: Session, answer: Answer) -> None:
@@ -299,7 +344,8 @@ def _print(console: Console, session: Session, answer: Answer) -> None:
     assert session.run is not None
     for part in answer.shown:
         console.print()
-        console.print(screen.fitted(part, console.width), markup=False)
+        shown = typed(part) if isinstance(part, str) else typed_notes(part)
+        console.print(screen.fitted(shown, console.width), markup=False)
     for note in session.notes:
         console.print(f"\nnote: {note}", markup=False)
     run = session.run
@@ -308,12 +354,10 @@ def _print(console: Console, session: Session, answer: Answer) -> None:
     console.print(f"\n{after}; `ritz report {run.folder}` makes a page of it", markup=False, soft_wrap=True)
 
 
-def _tree(session: Session, answer: Answer) -> Any:
+def tree_of(run: "Run", result: Mapping[str, Any], notes: Sequence[str] = ()) -> Any:
     """What `--json` prints."""
     from ..runs import plain
 
-    assert session.run is not None
-    header = session.run.header
-    kept = ("command", "state", "stop", "settings", "subject", "seeds", "versions", "machine", "times")
-    tree = {key: header[key] for key in kept}
-    return plain({"folder": session.run.folder, **tree, "notes": session.notes, "result": answer.result})
+    kept = ("command", "state", "stop", "settings", "subject", "seeds", "versions", "commit", "machine", "times")
+    tree = {key: run.header[key] for key in kept}
+    return plain({"folder": run.folder, **tree, "notes": list(notes), "result": result})

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import study
+from ..errors import StoppedError
+from . import screen, study
 from .measure import number
 from .session import Answer, Session, execute
 from .specs import SpectrumSpec
@@ -53,14 +54,28 @@ def work(session: Session, spec: SpectrumSpec) -> Answer:
     sized: dict[str, Any] = {"num_steps": spec.num_steps, "num_probes": spec.num_probes, "seed": spec.seed}
     expected = spec.products or spec.num_steps * spec.num_probes
     share = 1 / (FIRST_LOOK + 1)
-    if "spectrum" not in run.results:
-        look = {**sized, "products": max(expected // FIRST_LOOK, 16)}
-        run.keep(spectrum=spectrum(operator, **look, progress=session.counted("first look", 0.0, share)))
-    found = spectrum(
-        operator, **sized, products=spec.products, tol=spec.tol, progress=session.counted("Lanczos run", share, 1.0)
-    )
-    run.keep(spectrum=found)
-    with contextlib.suppress(ImportError):  # the figure needs matplotlib; the numbers do not
+    try:
+        with session.stoppable() as state:
+            # read back where it is done, which also makes its choices again
+            found = spectrum(
+                operator, **{**sized, "products": max(expected // FIRST_LOOK, 16)},
+                checkpoint=state.within("first look"), progress=session.counted("first look", 0.0, share),
+            )  # fmt: skip
+            if "spectrum" not in run.results:
+                run.keep(spectrum=found)
+            found = spectrum(
+                operator, **sized, products=spec.products, tol=spec.tol, checkpoint=state.within("spectrum"),
+                progress=session.counted("Lanczos run", share, 1.0),
+            )  # fmt: skip
+            run.keep(spectrum=found)
+    except StoppedError as error:
+        if "spectrum" not in run.results:
+            raise
+        session.partial(f"{str(error).partition(';')[0]} at a first look")
+        return answer(run.results)
+    if session.partial(found.stop):
+        return answer(run.results)
+    with contextlib.suppress(ImportError), screen.quiet_fonts():  # the figure needs matplotlib; the numbers do not
         figure: Any = found.plot().figure
         figure.savefig(run.folder / "spectrum.png", dpi=110)
     return answer(run.results)

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import interrupts
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from ..risk import Risk
@@ -128,6 +129,7 @@ def _as_theirs(file: Path, what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: a script may end itself
+        interrupts.check()
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         at = "" if line is None else f" in line {line}"
@@ -148,39 +150,20 @@ def read_weights(path: Path) -> "dict[str, Tensor]":
     if not path.is_file():
         raise FileNotFoundError(f"there are no weights at {path}; give a .safetensors or .pt file")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        from ..reading import read_tensors
+
+        return read_tensors(path)[0]
     if path.suffix in _PICKLED:
-        return _read_pickled(path)
+        from ..pickled import read_pickled
+
+        return _named(read_pickled(path), path)
     raise ValueError(f"{path} is neither .safetensors nor {', '.join(_PICKLED)}; save the weights as one of these")
 
 
-def _read_safetensors(path: Path) -> "dict[str, Tensor]":
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({_first(error)}); save it again") from error
-
-
-def _read_pickled(path: Path) -> "dict[str, Tensor]":
-    import pickle
-    import warnings
-
+def _named(tree: Any, path: Path) -> "dict[str, Tensor]":
+    """The named tensors of a checkpoint: it is a dictionary of them, or has one inside."""
     import torch
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about its own format
-            tree = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} is damaged, or holds more than tensors and is not loaded, since that would run code in it; save "
-            "model.state_dict() alone, best as .safetensors"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} is damaged or no file of torch.save ({_first(error)}); save it again") from error
     inside = next(
         (tree[key] for key in _INSIDE if isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping)), tree
     )
@@ -274,26 +257,9 @@ def placed(risk: "Risk", device: str | None, dtype: str | None) -> "Risk":
     """
     import torch
 
-    from ..replay import Recordings
-
     if device is None and dtype is None:
         return risk
-    moved = risk._copy()
-    moved.device = risk.device if device is None else _device(device)
-    if dtype is not None:
-        moved.dtype = moved._data_dtype = getattr(torch, dtype)
-    moved.routes, moved.recordings = {}, Recordings()
-    moved.batches = moved._batched(risk.batches.source, None)
-    return moved
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"there is no device {name!r} here ({_first(error)}); --device cpu is always there") from error
+    return risk.to(device, None if dtype is None else getattr(torch, dtype))
 
 
 def identity_of(risk: "Risk") -> dict[str, Any]:
@@ -329,7 +295,9 @@ def subject_of(risk: "Risk") -> dict[str, Any]:
 
 def _first(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
+    if not lines or isinstance(error, KeyError):  # whose text is a key alone
+        return type(error).__name__
+    return lines[0][:160]
 
 
 def _list(names: Sequence[str]) -> str:

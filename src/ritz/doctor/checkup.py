@@ -1,8 +1,11 @@
 """What an examination found, as data and as tables."""
 
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from ..storage import save
 from ..tables import Table
 
 Status = Literal["ok", "note", "warning", "failed"]
@@ -67,7 +70,7 @@ class Projection:
     """What a command will take.
 
     Attributes:
-        command: spectrum or measure.
+        command: spectrum, measure or measure --audit.
         seconds: Expected.
         memory: Bytes beside what the model and the data take already.
         how: What was measured, and how it was scaled.
@@ -97,7 +100,7 @@ class Checkup:
         convention: Which data and mode.
         findings: In the order in which they were looked for.
         trials: Of the routes of Hessian products; none where the loss itself does not work.
-        projections: Of `ritz spectrum` and `ritz measure`.
+        projections: Of `ritz spectrum` and `ritz measure`, and of its audit where one can be made.
 
     Example:
         >>> found = Checkup(model="Linear, 4 parameters", convention="", findings=(Finding("loss", "ok", "0.69"),))
@@ -153,6 +156,10 @@ class Checkup:
             for name, kind in (("findings", Finding), ("trials", Trial), ("projections", Projection))
         }
         return cls(model=tree["model"], convention=tree["convention"], **parts)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json; `ritz.load` reads it back equal."""
+        return save(self, path)
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.costs()}" if self.projections else str(self.table())

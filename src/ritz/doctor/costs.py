@@ -7,7 +7,7 @@ memory   the tensors that live during one product on that batch, counted, and th
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batches import tensors_of
 from ..estimators.spectrum import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_PRODUCTS
+from ..measures.elsewhere import TURNING, VECTORS, steps_elsewhere
 from ..measures.registry import resolve
+from ..measures.row import Measure
 from ..operators.base import RiskOperator
 from ..risk import Risk
 from .checkup import Projection
@@ -186,12 +188,33 @@ def project(risk: Risk, seen: Measured, measures: Any, num_steps: int, num_probe
     )
     rows = resolve(measures)
     needs = {r.cost for r in rows}
-    seconds = sum(r.gradients for r in rows) * seen.gradient + (2 + _FORWARD) * seen.gradient
-    seconds += run if "Hessian" in needs else 0.0
-    if "GGN" in needs and seen.ggn is not None:
-        seconds += spectrum_seconds(seen.ggn, seen.projection, dim, num_steps, num_probes)
+    seconds = (run if "Hessian" in needs else 0.0) + _beside(rows, seen, dim, num_steps, num_probes)
     of = f"{len(rows)} measures: {', '.join(sorted(needs))}; a gradient over the data takes {seen.gradient:.2g} s"
     return (
         Projection("spectrum", run, memory, how),
         Projection("measure", seconds, memory if needs & {"Hessian", "GGN", "search"} else seen.product_bytes, of),
     )
+
+
+def _beside(rows: Sequence[Measure], seen: Measured, dim: int, num_steps: int, num_probes: int) -> float:
+    """Seconds of all that is not the run on the Hessian."""
+    seconds = sum(row.gradients for row in rows) * seen.gradient + (2 + _FORWARD) * seen.gradient
+    if seen.ggn is not None and any(row.cost == "GGN" for row in rows):
+        seconds += spectrum_seconds(seen.ggn, seen.projection, dim, num_steps, num_probes)
+    return seconds
+
+
+def project_audit(
+    whole: Projection, moves: Sequence[str], dim: int, seen: Measured, measures: Any, num_steps: int, num_probes: int
+) -> Projection:
+    """What `ritz measure --audit` will take: the measurement, and what `ritz.measures.elsewhere` says for each move."""
+    rows = resolve(measures)
+    steps = steps_elsewhere(rows, num_steps)
+    beside = _beside(rows, seen, dim, num_steps, num_probes)
+    run = turned = 0.0
+    if any(row.cost == "Hessian" for row in rows):
+        run = spectrum_seconds(seen.hessian, seen.projection, dim, steps, num_probes)
+        turned = 2 * seen.hessian.seconds(VECTORS)
+    seconds = whole.seconds + sum(beside + (turned if name in TURNING else run) for name in moves)
+    how = f"the same, and once more with {steps} steps for each of {len(moves)} moves: {', '.join(moves)}"
+    return Projection("measure --audit", seconds, whole.memory, how)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..batches import Batch
 from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
 from ..linearity import multi_affine
+from ..measures.audit import places_of
 from ..measures.registry import resolve
 from ..memory import free_memory
 from ..operators.gauss_newton import GGN
@@ -38,6 +39,7 @@ def examine(
     num_probes: int = 8,
     seed: int = 0,
     progress: Progress | None = None,
+    known: Callable[[Checkup], None] | None = None,
 ) -> Checkup:
     """Look at a risk before a long run: is it sound, which way is fastest, how long and how much memory will it take?
 
@@ -50,6 +52,7 @@ def examine(
         num_steps, num_probes: That are planned.
         seed: Of the vectors that products are tried with.
         progress: Called with (what is being done, part of the whole that is done).
+        known: Called with what is known so far, after each part.
 
     Raises:
         ValueError: If an argument is wrong.
@@ -68,7 +71,8 @@ def examine(
         raise ValueError(f"num_steps and num_probes must be at least 1, got {num_steps} and {num_probes}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # they are findings here
-        return _Examination(risk, measures, num_steps, num_probes, seed, progress or (lambda text, part: None)).run()
+        looked = _Examination(risk, measures, num_steps, num_probes, seed, progress or (lambda text, part: None))
+        return looked.run(known or (lambda checkup: None))
 
 
 class _Examination:
@@ -86,23 +90,31 @@ class _Examination:
     def add(self, name: str, status: Any, text: str, remedy: str = "") -> None:
         self.findings.append(Finding(name, status, text, remedy))
 
-    def run(self) -> Checkup:
+    def run(self, known: Callable[[Checkup], None]) -> Checkup:
         risk = self.risk
         self.progress("loss over all data", 0.0)
         if self._loss():
+            known(self.checkup())
             first = next(iter(risk.batches))
             one = risk.on([first.data])  # the first batch as a risk of its own
             one.notes = risk.notes
             self.progress("loss and gradient again", 0.2)
             self._guarded("gradient", self._repeats, first)
             self._modules()
+            known(self.checkup())
             self.progress("routes of products", 0.35)
             self._routes(one)
             self._kinks()
+            known(self.checkup())
             self.progress("time and memory", 0.6)
             if any(trial.works for trial in self.trials):
                 self._guarded("costs", self._costs, one, first)
         self.progress("done", 1.0)
+        return self.checkup()
+
+    def checkup(self) -> Checkup:
+        """What is known."""
+        risk = self.risk
         model = f"{type(risk.model).__name__}, {risk.dim} parameters"
         convention = risk.convention() if self.trials else ""
         return Checkup(
@@ -204,7 +216,9 @@ class _Examination:
                 "torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False",
             )  # fmt: skip
         elif risk.dtype not in _SOUND:
-            self.add("precision", "warning", f"{risk.dtype} has too few digits for a Lanczos run", "--dtype float32")
+            self.add(
+                "precision", "warning", f"{risk.dtype} has too few digits for a Lanczos run", "dtype=torch.float32"
+            )
 
     def _batchnorm(self, norms: Sequence[Any]) -> None:
         """Which statistics, and whether they were ever learned."""
@@ -241,7 +255,7 @@ class _Examination:
         self._second_derivatives()
         taken = next(trial for trial in self.trials if trial.chosen)
         if not taken.works:
-            self.add("products", "failed", taken.error, "try --dtype float64")
+            self.add("products", "failed", taken.error, "try dtype=torch.float64")
             return
         limit = _ROUGH if taken.route == "difference" else _SOUND.get(one.dtype, _ROUGH)
         for name, found, text in (
@@ -250,7 +264,9 @@ class _Examination:
         ):
             assert found is not None
             sound = found <= limit
-            remedy = "" if sound else "try --dtype float64; if it stays, a gradient in the model is that of no function"
+            remedy = (
+                "" if sound else "try dtype=torch.float64; if it stays, a gradient in the model is that of no function"
+            )
             self.add(name, "ok" if sound else "failed", f"{text} {found:.1e}, relative", remedy)
 
     def _trial(self, one: Risk, route: Any) -> Trial:
@@ -284,7 +300,7 @@ class _Examination:
         else:
             self.add(
                 "second derivatives", "warning", f"none: {broken[-1].error}; differences of the gradient are taken",
-                "replace the operation by one of torch's own if more digits are needed, or use --dtype float64",
+                "replace the operation by one of torch's own if more digits are needed, or use dtype=torch.float64",
             )  # fmt: skip
 
     def _kinks(self) -> None:
@@ -316,9 +332,19 @@ class _Examination:
             hessian=timed, ggn=ggn, gradient=scale * costs.seconds_of(one.gradient, risk.device),
             projection=costs.time_projection(H), product_bytes=costs.product_bytes(H), batch_size=first.size,
         )  # fmt: skip
-        self.projections = costs.project(risk, seen, self.measures, self.num_steps, self.num_probes)
+        sized = seen, self.measures, self.num_steps, self.num_probes
+        self.projections = costs.project(risk, *sized)
+        if moves := self._moves(one):
+            self.projections += (costs.project_audit(self.projections[1], moves, risk.dim, *sized),)
         self._room()
         self._speed(H, timed, first)
+
+    def _moves(self, one: Risk) -> list[str]:
+        """The transforms that an audit would make; none where the network cannot be followed."""
+        try:
+            return list(places_of(one, seed=self.seed)[0])
+        except Exception:
+            return []  # a projection less, and nothing else
 
     def _room(self) -> None:
         """Whether the memory is there."""
@@ -338,7 +364,7 @@ class _Examination:
         """What would be faster."""
         device = self.risk.device
         if device.type == "cpu" and torch.cuda.is_available():
-            self.add("device", "note", "there is a GPU, and the risk is on the CPU", "--device cuda")
+            self.add("device", "note", "there is a GPU, and the risk is on the CPU", "device='cuda'")
         if first.size < min(_FEW, self.risk.num_samples):
             self.add(
                 "batches", "note", f"batches of {first.size} samples: the overhead of each pass is felt",

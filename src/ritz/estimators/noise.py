@@ -125,6 +125,7 @@ def _walk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Squared increments (n - 1, K), mean images (K, dim), and squared increments of the gradient (n - 1, 1)."""
     risk = operator.risk
+    operator.settle(rows)
 
     def both(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         image, weight = operator.batch_rows(params, batch, rows)
@@ -191,6 +192,7 @@ def minibatch_moment(
         raise UnsupportedError("pairs of batches are drawn from all samples, which this data does not give; use (X, y)")
     draws = random_uniform(2 * num_pairs * batch_size, ("pairs", seed)).mul(risk.num_samples).long()
     both = [pool.take(rows.to(risk.device), index) for index, rows in enumerate(draws.split(batch_size))]
+    operator.settle(operator.probes([0], seed))
 
     def image(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         return operator.batch_rows(params, batch, operator.probes([batch.index // 2], seed))

@@ -98,6 +98,11 @@ def _refuse_coupled(risk: Risk) -> Loss:
     Raises:
         UnsupportedError: If they have not.
     """
+    if risk.sharded:
+        raise UnsupportedError(
+            "the layers of a model sharded by FSDP2 are not looked at, so it has neither exact traces nor those of "
+            "single samples; use probes: ritz.trace(ritz.GGN(risk), 'hutchinson')"
+        )
     loss = risk.output_loss
     if risk.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in risk.model.modules()):
         raise UnsupportedError(

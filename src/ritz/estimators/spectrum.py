@@ -5,24 +5,26 @@ run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos
 """
 
 import math
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 from typing import get_args
 
 import torch
-from torch import Tensor
 
-from ..krylov.head import Head, find_head
-from ..krylov.lanczos import Reorthogonalize, Tridiagonal, lanczos
+from ..checkpoint import Checkpoint
+from ..errors import StoppedError
+from ..fingerprints import resumable
+from ..krylov.head import Head
+from ..krylov.lanczos import Reorthogonalize, Tridiagonal
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
+from .krylov_run import HEAD_BLOCK as HEAD_BLOCK  # what a run costs is asked for here
+from .krylov_run import HEAD_LOCKED as HEAD_LOCKED
+from .krylov_run import HEAD_STEPS as HEAD_STEPS
+from .krylov_run import NOISE_PRODUCTS as NOISE_PRODUCTS
+from .krylov_run import BrokenError, KrylovRun, Progress
 from .quantities import Spectrum
 
-Progress = Callable[[int, int], None]  # (products done, products expected)
-
-# width, steps and most pairs of the head; benchmarks/krylov.py compares them with the alternatives
-HEAD_BLOCK, HEAD_STEPS, HEAD_LOCKED = 8, 12, 32
-NOISE_PRODUCTS = 3  # measure the round-off of a product
 MOST_ROUNDS = 16  # with a tolerance: rounds of probes before giving up
 
 
@@ -38,6 +40,7 @@ def spectrum(
     reorthogonalize: Reorthogonalize = "locked",
     offload: bool = False,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Spectrum:
     """The spectrum of a symmetric matrix: trace, norms, extremes, masses, log-determinant and density from one run.
 
@@ -53,10 +56,17 @@ def spectrum(
             memory) or "none" (no head, three vectors a probe; integrals stay right, outliers are counted many times).
         offload: Keep the basis of "full" in host memory.
         progress: Called as progress(products done, products expected).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
+            from there, by the same routes and in the same chunks, and on a CPU ends in the same bits; once it is done,
+            the call reads the result back.
 
     Raises:
-        ValueError: If an argument is out of range.
-        NonFiniteError: If a product is NaN or infinite, naming the batch.
+        ValueError: If an argument is out of range, or the checkpoint is that of another run.
+        NonFiniteError: If a product is NaN or infinite before the first step of the tail is done, naming the batch.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before that.
+
+    Warns:
+        NumericalWarning: If a later product is NaN or infinite: the steps before it are returned, and `stop` says why.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -76,29 +86,47 @@ def spectrum(
         raise ValueError(f"products must be at least 8, got {products}")
     if tol is not None and not tol > 0:
         raise ValueError(f"tol must be positive, got {tol}")
-    run = _Run(Metered(operator), seed, reorthogonalize, offload, progress)
+    settings = {
+        "num_steps": num_steps, "num_probes": num_probes, "seed": seed, "products": products, "tol": tol,
+        "reorthogonalize": reorthogonalize, "offload": offload,
+    }  # fmt: skip
     budget = _share_out(operator.dim, num_steps, num_probes, products, tol, reorthogonalize)
-    run.expected = budget.total
-    head = run.find_head(budget.head_steps)
-    if head is not None and head.complete:
-        return _complete(operator, head, run)
-    noise = run.noise(head)
-    steps = min(budget.num_steps, operator.dim - (len(head.values) if head else 0))
-    tails: list[Tridiagonal] = []
-    layers: list[Tensor] = []
-    stop = "completed"
-    for round_ in range(1 if tol is None else MOST_ROUNDS):
-        tails.append(run.tail(head, range(round_ * budget.num_probes, (round_ + 1) * budget.num_probes), steps, layers))
-        found = _assemble(operator, head, tails, layers, noise, run, stop)
+    with resumable(checkpoint, operator, "spectrum", settings) as saved:
+        if saved.result is not None:
+            return saved.result  # type: ignore[no-any-return]
+        run = KrylovRun(Metered(operator), saved, seed, reorthogonalize, offload, progress, budget.total)
+        run.restore(budget.head_steps)
+        run.find_head(budget.head_steps)
+        if run.head is not None and run.head.complete:
+            found = _complete(operator, run.head, run)
+        else:
+            steps = min(budget.num_steps, operator.dim - (len(run.head.values) if run.head else 0))
+            try:
+                run.measure_noise()
+                found = _sampled(operator, run, budget.num_probes, steps, products, tol)
+            except (StoppedError, BrokenError) as error:
+                return _assemble(operator, run, run.cut(steps, error))
+        saved.finish(found)
+        return found
+
+
+def _sampled(
+    operator: Operator, run: KrylovRun, num_probes: int, steps: int, products: int | None, tol: float | None
+) -> Spectrum:
+    """Rounds of probes until there is reason to end."""
+    while True:
+        run.probe(num_probes, steps)
         if tol is None:
-            return found
-        if _widest(found) <= tol:
-            return _assemble(operator, head, tails, layers, noise, run, f"intervals within {tol:g}")
-        if products is not None and run.meter.products + steps * budget.num_probes > products:
-            stop = f"{products} products spent before the intervals were within {tol:g}"
-            break
-        stop = f"intervals not within {tol:g} after {MOST_ROUNDS} rounds of probes"
-    return _assemble(operator, head, tails, layers, noise, run, stop)
+            return _assemble(operator, run, "completed")
+        stop = ""
+        if _widest(_assemble(operator, run, stop)) <= tol:
+            stop = f"intervals within {tol:g}"
+        elif products is not None and run.meter.products + steps * num_probes > products:
+            stop = f"{products} products spent before the intervals were within {tol:g}: raise products, or tol"
+        elif len(run.tails) == MOST_ROUNDS:
+            stop = f"intervals not within {tol:g} after {MOST_ROUNDS} rounds of probes: raise num_probes, or tol"
+        if stop:
+            return _assemble(operator, run, stop)
 
 
 @dataclass(frozen=True)
@@ -130,76 +158,7 @@ def _share_out(
     return _Budget(head, probes, max(1, min(num_steps, dim, left // probes)))
 
 
-@dataclass
-class _Run:
-    """The operator under measurement and what every part of the run shares."""
-
-    meter: Metered
-    seed: int
-    reorthogonalize: Reorthogonalize
-    offload: bool
-    progress: Progress | None
-    expected: int = 0
-
-    def report(self) -> None:
-        if self.progress is not None:
-            self.progress(self.meter.products, max(self.expected, self.meter.products))
-
-    def find_head(self, num_steps: int) -> Head | None:
-        """The locked outliers, or None where the mode or the budget has no head."""
-        if num_steps == 0:
-            return None
-        return find_head(
-            self.meter, block=HEAD_BLOCK, num_steps=num_steps, max_locked=HEAD_LOCKED, seed=self.seed,
-            progress=lambda done, total: self.report(),
-        )  # fmt: skip
-
-    def noise(self, head: Head | None) -> float:
-        """Round-off of a product relative to the largest eigenvalue: how far A(x + y) is from A x + A y."""
-        x = self.meter.probes([-1000], self.seed, "normal")
-        x = x / x.norm()
-        y = head.vectors[:1] if head is not None and len(head.values) else x.flip(-1)
-        image = self.meter.rows(torch.cat([x, y, x + y]))
-        scale = image[:2].norm(dim=1).max()
-        return max(float((image[2] - image[0] - image[1]).norm() / scale), torch.finfo(x.dtype).eps) if scale else 0.0
-
-    def head_layers(self, head: Head) -> Tensor:
-        """The head's share of each parameter's trace and squared norm, (2, 1, len(layers)).
-
-        theta |u_l|^2 + 2 u_l . r_l and |theta u_l + r_l|^2, summed over the pairs.
-        """
-        image = head.values.to(head.vectors)[:, None] * head.vectors + head.residual_rows
-        traces = head.vectors * (image + head.residual_rows)
-        return self._segments(traces, image.square()).sum(1, keepdim=True)
-
-    def _segments(self, *rows: Tensor) -> Tensor:
-        """Sums over each parameter, (len(rows), k, len(layers)), float64 on the host."""
-        return torch.stack([self.meter.space.segment(each) for each in rows]).double().cpu()
-
-    def tail(self, head: Head | None, indices: range, num_steps: int, layers: list[Tensor]) -> Tridiagonal:
-        """Probes in lock-step; their first products also give what each parameter has of the trace and of Tr H^2."""
-        locked = head.vectors if head is not None and len(head.values) else None
-        left = self.meter.dim - (len(locked) if locked is not None else 0)
-
-        def observe(step: int, rows: Tensor, image: Tensor) -> None:
-            if step == 0:
-                # H Q v = Q H Q v + U U'H Q v, and U'H Q is the residual rows of the head
-                full = image if head is None else image + (rows @ head.residual_rows.T) @ head.vectors
-                layers.append(left * self._segments(rows * image, full.square()))
-            self.report()
-
-        state = lanczos(
-            self.meter, self.meter.probes(indices, self.seed, "normal"), num_steps, locked=locked,
-            reorthogonalize=self.reorthogonalize, offload=self.offload,
-            scale=float(head.values.abs().max()) if locked is not None and head is not None else 0.0, observe=observe,
-        )  # fmt: skip
-        tail = state.tridiagonal()
-        if not bool(tail.alpha.isfinite().all() and tail.beta.isfinite().all()):
-            self.meter.base.diagnose()
-        return tail
-
-
-def _complete(operator: Operator, head: Head, run: _Run) -> Spectrum:
+def _complete(operator: Operator, head: Head, run: KrylovRun) -> Spectrum:
     """The whole spectrum by Rayleigh-Ritz: nothing is left to sample."""
     return Spectrum(
         dim=operator.dim, head=head.values, head_residuals=head.residuals, coupling=0.0, ends=(), tail=None,
@@ -209,10 +168,8 @@ def _complete(operator: Operator, head: Head, run: _Run) -> Spectrum:
     )  # fmt: skip
 
 
-def _assemble(
-    operator: Operator, head: Head | None, tails: list[Tridiagonal], layers: list[Tensor], noise: float, run: _Run,
-    stop: str,
-) -> Spectrum:  # fmt: skip
+def _assemble(operator: Operator, run: KrylovRun, stop: str) -> Spectrum:
+    head, tails = run.head, run.tails
     tail = Tridiagonal(
         torch.cat([t.alpha for t in tails]), torch.cat([t.beta for t in tails]), torch.cat([t.norms2 for t in tails]),
         tails[0].eps,
@@ -226,9 +183,9 @@ def _assemble(
         ends=() if head is None else (head.theta_min, head.theta_min_residual, head.theta_max, head.theta_max_residual),
         tail=tail,
         layers=operator.space.names,
-        layer_samples=torch.cat(layers, dim=1) + (0.0 if head is None else run.head_layers(head)),
+        layer_samples=torch.cat(run.layers, dim=1) + (0.0 if head is None else run.head_layers(head)),
         positive=operator.positive,
-        noise=noise,
+        noise=run.noise or 0.0,
         products=run.meter.products,
         seed=run.seed,
         stop=stop,

@@ -4,17 +4,21 @@ Where several are wanted, one `ritz.spectrum` run gives them all.
 """
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..checkpoint import Checkpoint
 from ..errors import UnsupportedError
+from ..fingerprints import resumable
 from ..intervals import ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
 from ..operators.algebra import Derived, Metered, Sum, project_out
 from ..operators.base import Operator, RiskOperator, full_precision
 from ..results import Estimate, from_samples
+from .journal import Journal
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
 
@@ -33,6 +37,7 @@ def trace(
     seed: int = 0,
     *,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Estimate:
     """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter (not by XTrace).
 
@@ -49,6 +54,12 @@ def trace(
         num_probes: Matrix-vector products to spend.
         seed: Of the probes.
         progress: Called as progress(products done, products expected).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept: after a kill the same call goes on.
+            The exact trace of a network, one walk over the data, is not taken in parts.
+
+    Raises:
+        ValueError: If an argument is wrong, or the checkpoint is that of another call.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before its last product.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -61,13 +72,17 @@ def trace(
     least = {"hutch++": 6, "xtrace": 6}.get(method, 1)
     if num_probes < least:
         raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
-    meter = Metered(operator)
     if method == "auto":
         method = _choose(operator, num_probes)
     run = {"exact": _exact, "hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}[method]
-    estimate = run(meter, num_probes, seed)
+    settings = {"method": method, "num_probes": num_probes, "seed": seed}
+    with resumable(checkpoint, operator, "trace", settings) as saved:
+        estimate: Estimate | None = saved.result
+        if estimate is None:
+            estimate = run(Journal(operator, saved), num_probes, seed)
+            saved.finish(estimate)
     if progress is not None:
-        progress(meter.products, meter.products)
+        progress(estimate.products, estimate.products)
     return estimate
 
 

@@ -22,6 +22,7 @@ from ..results import Estimate, new_axes, show
 from ..risk import Risk
 from ..storage import save
 from ..tables import Table
+from .forecast import forecast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,9 +60,9 @@ def track(
         print(tracker.table())
 
     Every `every` steps the measures are taken at the weights as they are, if that keeps the time spent on it within
-    `budget` of all time since the start; if not, this look is left out and counted, and `table` says so. Only the first
-    look is made whatever it costs, since nobody knows before. All looks have the same probes, so that differences along
-    training are not those of the probes.
+    `budget` of all time since the start; if not, this look is left out and counted, and `table` says so. What the first
+    look will take is known from a few products on one batch, within a factor of two or so. All looks have the same
+    probes, so that differences along training are not those of the probes.
 
     A row of numbers goes to the logger at each look: `curvature/hessian/NAME` for what comes of the Hessian,
     `curvature/ggn/NAME` of the Gauss-Newton matrix, `measures/NAME` for the rest; NAME/stderr is the standard error,
@@ -153,7 +154,7 @@ class Tracker:
         self.last: Measurement | None = None
         self.count, self.skipped, self.failures = 0, 0, dict[int, str]()
         self.spent = 0.0  # seconds of all looks
-        self._expected: float | None = None  # seconds of a look, once one was made
+        self._expected: float | None = None  # seconds of a look: those of the last, before it a forecast
         self._before, self._begun = 0.0, None  # type: float, float | None
 
     # ------------------------------------------------------------------------------------------ the clock
@@ -179,6 +180,8 @@ class Tracker:
         self._before, self._begun = self.elapsed, None
         for note in self._notes():
             log.info("%s", note)
+        if self.skipped and not self.record.rows:
+            warnings.warn(f"nothing was looked at: {self._notes()[1]}", NumericalWarning, stacklevel=2)
 
     def __enter__(self) -> "Tracker":
         return self.start()
@@ -194,31 +197,38 @@ class Tracker:
         Args:
             step: The number of the step, where the loop has its own; the same number again is not counted.
         """
+        self._begun = clock() if self._begun is None else self._begun
         before, self.count = self.count, self.count + 1 if step is None else int(step)
         due = self.count // self.every > before // self.every  # a trainer with two optimisers counts two at a time
         return self.offer() if due else None
 
     def offer(self) -> Measurement | None:
         """Look now if the budget allows it; what fails in it is kept in `failures`, and training goes on."""
-        if self._begun is None:
-            self._begun = clock()
-        if not self._affordable():
-            self.skipped += 1
-            log.info("no look at step %d: it would take about %.2g s, over the budget", self.count, self._expected)
-            return None
+        self._begun = clock() if self._begun is None else self._begun
         try:
-            return self.look()
+            if self._affordable():
+                return self.look()
         except (RitzError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             if reason not in self.failures.values():
                 warnings.warn(f"step {self.count} could not be looked at: {reason}", NumericalWarning, stacklevel=3)
             self.failures[self.count] = reason
             return None
+        self.skipped += 1
+        log.info("no look at step %d: it would take about %s, over the budget", self.count, _seconds(self._expected))
+        return None
 
     def _affordable(self) -> bool:
-        if self._expected is None:
+        """Whether a look keeps the share; before the first one its cost is forecast, and the forecast counts, too."""
+        if self.budget == 1:
             return True
-        return self.spent + self._expected <= self.budget * (self.elapsed + self._expected)
+        if self._expected is None:
+            self._wait()
+            begin = clock()
+            self._expected = forecast(self.risk, self.rows, self.settings["num_steps"], self.settings["num_probes"])
+            self.spent += clock() - begin
+        # ranks that train together look together, by the clock of the first
+        return self.risk.world.first(self.spent + self._expected <= self.budget * (self.elapsed + self._expected))
 
     def look(self) -> Measurement:
         """Measure now, whatever it costs; the time counts all the same.
@@ -283,11 +293,12 @@ class Tracker:
     def _notes(self) -> list[str]:
         """What it cost, and what was left out."""
         looks = len(self.record.rows)
-        notes = [f"{looks} look{'s' * (looks != 1)} took {self.spent:.2g} s, {self.share:.1%} of the time"]
+        notes = [f"{looks} look{'s' * (looks != 1)} took {_seconds(self.spent)}, {self.share:.1%} of the time"]
         if self.skipped:
             notes.append(
-                f"{self.skipped} more were due and left out: with about {self._expected or 0:.2g} s each they would "
-                f"have gone over the budget, {self.budget:.3g} of the time; give the risk fewer samples or raise it"
+                f"{self.skipped} {'more' if looks else 'looks'} were due and left out: with about "
+                f"{_seconds(self._expected or 0)} each they would have gone over the budget, {self.budget:.3g} of the "
+                "time; give the risk fewer samples or raise it"
             )
         return notes + [f"step {step} could not be looked at: {reason}" for step, reason in self.failures.items()]
 
@@ -358,6 +369,10 @@ def _pair(name: str, estimate: Estimate) -> dict[str, float]:
     """A value and its error, where that is known."""
     stderr = float(torch.as_tensor(estimate.stderr))
     return {name: float(estimate.value)} | ({} if math.isnan(stderr) else {f"{name}/stderr": stderr})
+
+
+def _seconds(time: float | None) -> str:
+    return f"{time or 0.0:,.0f} s" if time and time >= 100 else f"{time or 0.0:.2g} s"
 
 
 def _cell(row: Mapping[str, float], name: str) -> str:

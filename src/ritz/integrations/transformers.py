@@ -114,8 +114,8 @@ def shown(optimizer: Any) -> Callable[..., Tensor]:
         opt = ritz.optim.KFAC(model, lr, damping, loss=ritz.losses.CrossEntropy(class_dim=-1))
         Trainer(model, args, ..., optimizers=(opt, scheduler), compute_loss_func=shown(opt))
 
-    The loss is that of transformers: the sum over tokens that count, divided by how many there are in all batches of
-    the step.
+    The loss is that of transformers: the sum over tokens that count, divided by how many Trainer says that there are in
+    all batches of the step.
 
     Example:
         >>> class Watcher:

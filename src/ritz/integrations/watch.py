@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ..comm import alone
 from ..loggers import Log, LoggerLike, as_logger
 from ..risk import Risk
 from .track import DEFAULT, Tracker, check
@@ -25,7 +26,7 @@ class Watch:
 
     Example:
         >>> X, y = torch.diag(torch.tensor([1.0, 2.0])), torch.zeros(2, 1)
-        >>> watch = Watch(lambda module: ritz.Risk(module, torch.nn.MSELoss(), (X, y)), every=1, measures=["trace"])
+        >>> watch = Watch(lambda module: ritz.Risk(module, torch.nn.MSELoss(), (X, y)), every=1, budget=1.0)
         >>> watch.begin(torch.nn.Linear(2, 1, bias=False), lambda scalars, step: None)
         >>> watch.step(1)
         >>> watch.tracker.last["trace"].value  # of diag(1, 4)
@@ -60,7 +61,8 @@ class Watch:
         """Make the tracker, and start its clock; `host` is how the trainer takes rows."""
         if self.tracker is None or module is not self._module:
             self._module, self._epochs = module, 0
-            risk = self.risk if isinstance(self.risk, Risk) else self.risk(module)
+            with alone():  # trainers call this on their first rank, and the others do not wait for it
+                risk = self.risk.alone() if isinstance(self.risk, Risk) else self.risk(module)
             self.tracker = Tracker(risk, self.every, **self.settings)
         if self._waiting is not None:
             self.tracker.load_state_dict(self._waiting)

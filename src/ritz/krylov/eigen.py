@@ -8,79 +8,34 @@ recurrence.
 
 import os
 import warnings
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from ..checkpoint import Checkpoint, Saved, State
+from ..errors import NonFiniteError, NumericalWarning, StoppedError
+from ..fingerprints import resumable
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from ..results import new_axes
 from ..space import row_norms
-from ..storage import equal, save
 from .head import BlockSpace, Progress, dense_eigenpairs
+from .pairs import EigenPairs as EigenPairs
+from .pairs import Which as Which
+from .pairs import reported, select, tolerance
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Seen: TypeAlias = tuple[Tensor, Tensor, Tensor]  # Ritz values, coefficients on the rows, residuals
 
-Which = Literal["largest", "smallest", "both", "magnitude"]
+STOPS = ("converged", "exact", "noise floor", "max_products")  # of a run that was not cut
 
 _LOOK = 4  # block steps between looks at the Ritz values: each look waits for the device
 _NOISE_PRODUCTS = 3  # what measuring the noise of the product costs
 _DENSE = 4096  # up to this order a slow search gives way to the dense matrix
+_STATE = ("drawn", "noise", "at_refill", "at_full", "target", "attempts", "looked", "restarts", "kept")
 _ATTEMPTS = 3  # verifications by true residual before the recurrence is believed to be at the noise of the product
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class EigenPairs:
-    """Eigenvalues, eigenvectors and how good they are.
-
-    Attributes:
-        values: Rayleigh quotients (k,), float64: "largest" and "both" descending, "smallest" ascending, "magnitude" by
-            descending |value|.
-        vectors: Orthonormal columns (dim, k), on the operator's device.
-        residuals: |A u - value u| (k,), float64, each from a product of its own; [value - residual, value + residual]
-            holds an eigenvalue.
-        converged: Which residuals are within tolerance (k,), bool.
-        which: Which end was asked for.
-        products: Matrix-vector products spent.
-        seed: Of the start block.
-        stop: "converged", "exact" (the whole matrix was diagonalised), "noise floor" or "max_products".
-        noise: Measured relative error of one product, as a part of the spectral norm; None where it was not measured.
-        convention: Which matrix.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    residuals: Tensor
-    converged: Tensor
-    which: str
-    products: int
-    seed: int
-    stop: str
-    noise: float | None
-    convention: str
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The eigenvalues by rank, with their residuals as error bars."""
-        ax = ax or new_axes()
-        ranks = range(1, len(self.values) + 1)
-        ax.errorbar(ranks, self.values.numpy(), yerr=self.residuals.numpy(), fmt="o", capsize=3)
-        ax.set(xlabel="rank", ylabel=f"eigenvalue of {self.convention}")
-        return ax
 
 
 @full_precision()
@@ -94,6 +49,7 @@ def top_eigenpairs(
     block: int = 4,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> EigenPairs:
     """k extreme eigenpairs of a symmetric matrix.
 
@@ -111,13 +67,16 @@ def top_eigenpairs(
             products.
         seed: Of the start block.
         progress: Called as progress(products done, most products).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept: after a kill the same call goes on.
 
     Raises:
-        ValueError: If an argument is out of range.
-        NonFiniteError: If a product is NaN or infinite.
+        ValueError: If an argument is out of range, or the checkpoint is that of another run.
+        NonFiniteError: If a product is NaN or infinite before k pairs are known.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a pair has not converged; the pairs found are returned all the same.
+        NumericalWarning: If a pair has not converged, or a product is not finite; the pairs found are returned all the
+            same, and `stop` says why.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -131,13 +90,18 @@ def top_eigenpairs(
     window = 2 * k + 16 * width
     budget = max_products if max_products is not None else 50 * window
     metered = Metered(op)
-    if op.dim <= window and op.dim <= budget:
-        pairs = _whole(metered, k, which, tol, seed)
-    else:
-        search = _Search(metered, k, which, tol, budget, width, min(window, op.dim), seed, progress)
-        pairs = search.run()
+    settings = {"k": k, "which": which, "tol": tol, "max_products": max_products, "block": block, "seed": seed}
+    with resumable(checkpoint, op, "top_eigenpairs", settings) as saved:
+        pairs: EigenPairs | None = saved.result
+        if pairs is None:
+            search = _Search(metered, saved, k, which, tol, budget, width, min(window, op.dim), seed, progress)
+            pairs = search.whole() if op.dim <= window and op.dim <= budget else search.run()
+            if pairs.stop in STOPS:
+                saved.finish(pairs)
+        if pairs.vectors.device != op.device:  # read back
+            pairs = replace(pairs, vectors=pairs.vectors.to(op.device))
     if progress is not None:
-        progress(metered.products, budget)
+        progress(pairs.products, budget)
     _warn(pairs, tol)
     return pairs
 
@@ -148,6 +112,7 @@ class _Search:
     def __init__(
         self,
         op: Metered,
+        saved: Saved,
         k: int,
         which: Which,
         tol: float,
@@ -157,37 +122,55 @@ class _Search:
         seed: int,
         progress: Progress | None,
     ) -> None:
-        self.op, self.k, self.which, self.tol, self.seed = op, k, which, _tolerance(tol, op.dtype), seed
+        self.op, self.saved = op, saved
+        self.k, self.which, self.tol, self.seed = k, which, tolerance(tol, op.dtype), seed
         self.budget, self.block, self.window, self.progress = budget, block, window, progress
         self.space = BlockSpace(op, window, vanishing=0.01 * self.tol)  # true residuals are computed in the end
         self.drawn = 0  # random rows so far; they use the probe indices -1, -2, ...
         self.noise: float | None = None
         self.at_refill: Tensor | None = None  # wanted values when random rows were last put into an exhausted space
         self.at_full: Tensor | None = None  # wanted values when the window was last full, since then
+        self.target, self.attempts = self.tol, 0  # residual asked of the recurrence; verifications so far
+        self.looked = 0  # block steps since the last look
+        self.restarts = self.kept = 0  # restarts so far; rows that the last one kept
+        self.seen: Seen | None = None  # at the last look
 
     def run(self) -> EigenPairs:
-        """Cycles until converged, out of products, or at the noise of the product."""
-        self.space.append(self._draw(self.block), floor=0.0)
-        target, attempts = self.tol, 0
+        """Cycles until converged, out of products, or at the noise of the product; what is known if they are cut."""
+        try:
+            if self.saved.latest is not None:
+                self._restore(self.saved.latest)
+            else:
+                self.space.append(self._draw(self.block), floor=0.0)
+            return self._cycles()
+        except (StoppedError, NonFiniteError) as error:
+            if self.seen is None or len(self.seen[0]) < self.k:
+                raise
+            return self._unverified(*self.seen, _cut(error))
+
+    def _cycles(self) -> EigenPairs:
+        if self.saved.latest is not None and "dense" in self.saved.latest:
+            return self.whole()
         while True:
             full = self._grow()
-            values, coefficients, residuals = self.space.ritz()
+            values, coefficients, residuals = self.seen = self.space.ritz()
             enough = len(values) >= self.k
             wanted = select(values, min(self.k, len(values)), self.which)
             norm = float(values.abs().max())
             if enough and self.noise is None:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
-                target = max(target, 2 * self.noise)  # the recurrence sees the noise too, and cannot fall below it
-            done = enough and bool((residuals[wanted] <= target * norm).all()) and self._settled(values[wanted], full)
-            if done or (enough and self._spent()):
+                # the recurrence sees the noise too, and cannot fall below it
+                self.target = max(self.target, 2 * self.noise)
+            near = enough and bool((residuals[wanted] <= self.target * norm).all())
+            if (near and self._settled(values[wanted], full)) or (enough and self._spent()):
                 pairs = self._verified(coefficients[:, wanted], norm)
-                attempts += 1
-                noisy = attempts == _ATTEMPTS or (self.noise or 0.0) >= self.tol
+                self.attempts += 1
+                noisy = self.attempts == _ATTEMPTS or (self.noise or 0.0) >= self.tol
                 if bool(pairs.converged.all()) or noisy or self._spent():
                     return pairs
-                target /= 10  # the recurrence was too kind; ask more of it
+                self.target /= 10  # the recurrence was too kind; ask more of it
             if self.op.dim <= min(self.op.products, self.budget - self.op.products, _DENSE):
-                return _whole(self.op, self.k, self.which, self.tol, self.seed)
+                return self.whole()
             if full or not bool(self.space.alive[: self.space.size].all()):
                 self._restart(values, coefficients)
             else:
@@ -199,17 +182,18 @@ class _Search:
 
     def _grow(self) -> bool:
         """A few block steps, fewer at the end of the window or of the budget; whether the window is full."""
-        for step in range(_LOOK):
-            if step:
-                self.space.append(self.space.residual)
+        while True:
+            self.saved.point(self._state)
             self.space.expand()
+            self.looked += 1
             if self.progress is not None:
                 self.progress(self.op.products, self.budget)
-            if self.space.size + self.block > self.window:
-                return True
-            if self.space.size >= self.k and self._spent(_NOISE_PRODUCTS * (self.noise is None)):
-                return False
-        return False
+            full = self.space.size + self.block > self.window
+            spent = self.space.size >= self.k and self._spent(_NOISE_PRODUCTS * (self.noise is None))
+            if full or spent or self.looked == _LOOK:
+                self.looked = 0
+                return full
+            self.space.append(self.space.residual)
 
     def _restart(self, values: Tensor, coefficients: Tensor) -> None:
         """Keep the wanted half and the residual block, its vanished rows replaced by random ones."""
@@ -217,13 +201,21 @@ class _Search:
         keep = min(max(self.k + self.block, self.window // 2), max(self.window - 2 * self.block, self.k))
         kept = select(values, min(keep, len(values), self.window - self.block), self.which)
         self.space.restart(coefficients[:, kept], values[kept])
+        self.restarts, self.kept = self.restarts + 1, len(kept)
+        if self.seen is not None:  # the same pairs, which now are rows themselves
+            order = values[kept].argsort()
+            self.seen = (
+                values[kept][order],
+                torch.eye(len(kept), dtype=values.dtype)[:, order],
+                self.seen[2][kept][order],
+            )
         new = slice(self.space.known, self.space.size)
         dead = (~self.space.alive[new]).nonzero()[:, 0]
         if len(dead):
             self.at_refill, self.at_full = values[select(values, min(self.k, len(values)), self.which)], None
             rows = self.space.rows[new].clone()
             fresh = self._draw(len(dead))
-            rows[dead] = fresh / row_norms(fresh).to(fresh.dtype)[:, None]
+            rows[dead] = self.space.shard.part(fresh / row_norms(fresh).to(fresh.dtype)[:, None])
             self.space.append(rows, floor=torch.finfo(rows.dtype).eps ** 0.5)
 
     def _settled(self, wanted: Tensor, full: bool) -> bool:
@@ -256,85 +248,93 @@ class _Search:
         """|A(u + y) - A u - A y| / |A| for the leading Ritz vector u and a random unit y: two calls, three products."""
         other = self._draw(1)
         other = other / row_norms(other).to(other.dtype)[:, None]
-        pair = torch.cat([self.space.combine(coefficients[:, None]), other])
+        pair = torch.cat([self.space.shard.whole(self.space.combine(coefficients[:, None])), other])
         apart = self.op.rows(pair).sum(0)
         together = self.op.rows(pair.sum(0, keepdim=True))[0]
         return float(row_norms(together - apart)) / norm if norm else 0.0
 
+    # ------------------------------------------------------------------------------------------ on the disk
+
+    def _state(self) -> State:
+        """What must be known to go on from here; rows that do not change until the next restart are written once."""
+        latest = {name: getattr(self, name) for name in _STATE}
+        latest |= {"products": self.op.products, "space": self.space.state(), "seen": self.seen}
+        settled = {self._rows(at): partial(_as_is, rows) for at, rows in self.space.blocks(self.block, self.kept)}
+        if self.kept:
+            settled[self._rows(0)] = partial(_as_is, self.space.rows[: self.kept])
+        return latest, settled
+
+    def _rows(self, at: int) -> str:
+        return f"rows-{self.restarts}-{at}"
+
+    def _restore(self, latest: Mapping[str, Any]) -> None:
+        """Go to where the saved state is."""
+        self.op.products = latest["products"]
+        if "dense" in latest:
+            return
+        for name in (*_STATE, "seen"):
+            setattr(self, name, latest[name])
+        starts = [*([0] if self.kept else []), *range(self.kept, latest["space"]["size"], self.block)]
+        blocks = [self.saved.settled(self._rows(at)) for at in starts]
+        self.space = BlockSpace.restored(self.op, self.window, latest["space"], blocks, vanishing=0.01 * self.tol)
+
+    # --------------------------------------------------------------------------------------------- the pairs
+
+    def whole(self) -> EigenPairs:
+        """The pairs of a small matrix, from its dense form."""
+        latest, before = self.saved.latest or {}, []
+        if "dense" in latest:  # else it is the state of the search, which has come to its end since
+            before = [self.saved.settled(_dense(i)).to(self.op.device) for i in range(latest["dense"])]
+            self.op.products = latest["products"]
+
+        def keep(blocks: list[Tensor]) -> None:
+            settled = {_dense(i): partial(_as_is, rows) for i, rows in enumerate(blocks)}
+            self.saved.point(lambda: ({"dense": len(blocks), "products": self.op.products}, settled))
+
+        values, rows, images = dense_eigenpairs(self.op, before, keep)
+        order = select(values, self.k, self.which)
+        place = order.to(rows.device)
+        return reported(
+            self.op, values[order], rows[place], images[place], which=self.which, tol=self.tol,
+            norm=float(values.abs().max()), seed=self.seed, noise=None, stops=("exact", "noise floor"),
+        )  # fmt: skip
+
+    def _unverified(self, values: Tensor, coefficients: Tensor, residuals: Tensor, stop: str) -> EigenPairs:
+        """The pairs of the last look, with the residuals of the recurrence: no product is spent."""
+        wanted = select(values, self.k, self.which)
+        parts = coefficients[:, wanted].T.to(self.space.rows) @ self.space.rows[: len(coefficients)]
+        rows = self.space.shard.whole(parts)
+        return EigenPairs(
+            values=values[wanted], vectors=rows.T, residuals=residuals[wanted],
+            converged=residuals[wanted] <= self.tol * float(values.abs().max()), which=self.which,
+            products=self.op.products, seed=self.seed, stop=stop, noise=self.noise, convention=self.op.convention(),
+        )  # fmt: skip
+
     def _verified(self, coefficients: Tensor, norm: float) -> EigenPairs:
         """The pairs with values and residuals from one product each."""
-        rows = self.space.combine(coefficients)
+        rows = self.space.shard.whole(self.space.combine(coefficients))
         images = self.op.rows(rows)
         projected = (rows @ images.T).double().cpu()
         values, axes = torch.linalg.eigh((projected + projected.T) / 2)
         order = select(values, self.k, self.which)
         turn = axes[:, order].T.to(rows)
-        return _report(
+        return reported(
             self.op, values[order], turn @ rows, turn @ images, which=self.which, tol=self.tol, norm=norm,
             seed=self.seed, noise=self.noise, stops=("converged", "max_products" if self._spent() else "noise floor"),
         )  # fmt: skip
 
 
-def select(values: Tensor, k: int, which: Which) -> Tensor:
-    """Indices of the k wanted among ascending values, in the order in which they are reported.
-
-    Example:
-        >>> select(torch.tensor([-5.0, 0.0, 1.0, 2.0]), 3, "both").tolist()
-        [3, 2, 0]
-        >>> select(torch.tensor([-5.0, 0.0, 1.0, 2.0]), 2, "magnitude").tolist()
-        [0, 3]
-    """
-    indices = torch.arange(len(values))
-    if which == "largest":
-        return indices.flip(0)[:k]
-    if which == "smallest":
-        return indices[:k]
-    if which == "both":
-        upper = (k + 1) // 2
-        return torch.cat([indices.flip(0)[:upper], indices[: k - upper].flip(0)])
-    return values.abs().argsort(descending=True, stable=True)[:k]
+def _dense(number: int) -> str:
+    return f"dense-{number}"
 
 
-def _whole(op: Metered, k: int, which: Which, tol: float, seed: int) -> EigenPairs:
-    """The pairs of a small matrix, from its dense form."""
-    values, rows, images = dense_eigenpairs(op)
-    order = select(values, k, which)
-    place = order.to(rows.device)
-    limit, norm = _tolerance(tol, op.dtype), float(values.abs().max())
-    return _report(
-        op, values[order], rows[place], images[place], which=which, tol=limit, norm=norm,
-        seed=seed, noise=None, stops=("exact", "noise floor"),
-    )  # fmt: skip
+def _as_is(rows: Tensor) -> Tensor:
+    return rows
 
 
-def _report(
-    op: Metered,
-    values: Tensor,
-    rows: Tensor,
-    images: Tensor,
-    *,
-    which: str,
-    tol: float,
-    norm: float,
-    seed: int,
-    noise: float | None,
-    stops: tuple[str, str],
-) -> EigenPairs:
-    """The result, its residuals taken from the images; `stops` says how a converged run ends and how another."""
-    residuals = row_norms(images - values.to(rows)[:, None] * rows).cpu()
-    converged = residuals <= tol * norm
-    return EigenPairs(
-        values=values,
-        vectors=rows.T,
-        residuals=residuals,
-        converged=converged,
-        which=which,
-        products=op.products,
-        seed=seed,
-        stop=stops[0] if bool(converged.all()) else stops[1],
-        noise=noise,
-        convention=op.convention(),
-    )
+def _cut(error: Exception) -> str:
+    """Why a run was cut, as a stop reason."""
+    return str(error).partition(";")[0] if isinstance(error, StoppedError) else f"not finite: {error}"
 
 
 def _check(op: Operator, k: int, which: str, tol: float, max_products: int | None, block: int) -> None:
@@ -359,15 +359,10 @@ def _warn(pairs: EigenPairs, tol: float) -> None:
     remedy = {
         "max_products": f"raise max_products (spent: {pairs.products}) or tol",
         "noise floor": "the products themselves are no better: raise tol, or use a float64 risk",
-    }[pairs.stop]
+    }.get(pairs.stop, pairs.stop)
     warnings.warn(
         f"{int((~pairs.converged).sum())} of {len(pairs)} eigenpairs have residuals above tol={tol:g} of the spectral "
         f"norm, the largest {float(pairs.residuals.max()):.2g}; {remedy}",
         NumericalWarning,
         stacklevel=3,
     )
-
-
-def _tolerance(tol: float, dtype: torch.dtype) -> float:
-    """The tolerance asked for, or what the precision allows."""
-    return max(tol, 16 * torch.finfo(dtype).eps)

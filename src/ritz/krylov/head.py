@@ -11,24 +11,29 @@ What is locked is an orthonormal U (rows u_i) with H u_i = theta_i u_i + r_i and
 
 hold exactly however good the pairs are, because |H u_i|^2 = theta_i^2 + |r_i|^2. Locking large eigenvalues takes their
 share out of what probes must estimate (Chen and Hallman 2022, Krylov-aware deflation).
+
+Where ranks multiply together, each keeps its part of every row (`space.Shard`).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from ..comm import SELF
 from ..errors import NonFiniteError
 from ..operators.base import Operator
-from ..space import row_norms
+from ..space import Shard, row_norms
 from ..storage import equal, save
 from .lanczos import BREAKDOWN
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
+
+_DENSE_BLOCK = 64  # rows of a dense matrix that are computed at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,9 +42,9 @@ class Head:
 
     Attributes:
         values: Ritz values theta_i (r,), float64, on the host.
-        vectors: Orthonormal rows u_i (r, dim), on the operator's device.
+        vectors: Orthonormal rows u_i (r, dim), on the operator's device; of many ranks each keeps its part.
         residuals: |r_i| = |H u_i - theta_i u_i| (r,), float64, on the host.
-        residual_rows: r_i (r, dim), each orthogonal to all of the block space.
+        residual_rows: r_i (r, dim), each orthogonal to all of the block space; in parts as well.
         coupling: ||R||_2, the spectral norm of the residual rows: by Weyl's inequality no eigenvalue of H is further
             than this from one of diag(theta) and QHQ put together.
         theta_min: Smallest Ritz value of the block space, locked or not, and its residual.
@@ -91,6 +96,8 @@ def find_head(
     tol: float = 3e-3,
     seed: int = 0,
     progress: Progress | None = None,
+    space: "BlockSpace | None" = None,
+    checkpoint: "Callable[[BlockSpace], None] | None" = None,
 ) -> Head:
     """Lock up to `max_locked` Ritz pairs, largest |theta| first, whose residual is at most tol * max |theta|.
 
@@ -105,6 +112,8 @@ def find_head(
         tol: Residual relative to the largest |theta|.
         seed: Of the start block, which uses probe indices -1 ... -block and so shares no row with the probes 0, 1, ...
         progress: Called as progress(products done, products in all).
+        space: Where an earlier run had come to (`BlockSpace.restored`), to be gone on with.
+        checkpoint: Called with the block space before each batched product, to be saved or not.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -124,15 +133,18 @@ def find_head(
         )
     if op.dim <= block * num_steps:
         return _whole(op, seed, progress)
-    space = BlockSpace(op, block * num_steps)
-    space.append(op.probes(range(-1, -block - 1, -1), seed, "normal"), floor=0.0)
-    for step in range(num_steps):
-        if step:
-            space.append(space.residual)
+    if space is None:
+        space = BlockSpace(op, block * num_steps)
+        space.append(op.probes(range(-1, -block - 1, -1), seed, "normal"), floor=0.0)
+    while True:
+        if checkpoint is not None:
+            checkpoint(space)
         space.expand()
         if progress is not None:
-            progress((step + 1) * block, num_steps * block)
-    return _lock(space, max_locked, tol, seed)
+            progress(space.known, num_steps * block)
+        if space.known == block * num_steps:
+            return _lock(space, max_locked, tol, seed)
+        space.append(space.residual)
 
 
 def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
@@ -145,9 +157,9 @@ def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
     return Head(
         values=values[chosen],
         vectors=space.combine(coefficients[:, chosen]),
-        residuals=row_norms(residual_rows).cpu(),
+        residuals=space.shard.norms(residual_rows).cpu(),
         residual_rows=residual_rows,
-        coupling=_spectral_norm(residual_rows),
+        coupling=_spectral_norm(residual_rows, space.shard),
         theta_min=float(values[0]),
         theta_min_residual=float(norms[0]),
         theta_max=float(values[-1]),
@@ -168,12 +180,13 @@ def _whole(op: Operator, seed: int, progress: Progress | None) -> Head:
     residual_rows = images[order.to(op.device)] - values.to(vectors)[:, None] * vectors
     residuals = row_norms(residual_rows).cpu()
     low, high = int(values.argmin()), int(values.argmax())
+    shard = Shard(op.world, op.dim)
     return Head(
         values=values,
-        vectors=vectors,
+        vectors=shard.part(vectors),
         residuals=residuals,
-        residual_rows=residual_rows,
-        coupling=_spectral_norm(residual_rows),
+        residual_rows=shard.part(residual_rows),
+        coupling=_spectral_norm(residual_rows, Shard(SELF, op.dim)),
         theta_min=float(values[low]),
         theta_min_residual=float(residuals[low]),
         theta_max=float(values[high]),
@@ -194,8 +207,8 @@ class BlockSpace:
     """
 
     def __init__(self, op: Operator, capacity: int, vanishing: float = 0.0) -> None:
-        self.op = op
-        self.rows = torch.zeros(capacity, op.dim, dtype=op.dtype, device=op.device)
+        self.op, self.shard = op, Shard(op.world, op.dim)
+        self.rows = torch.zeros(capacity, self.shard.width, dtype=op.dtype, device=op.device)
         self.matrix = torch.zeros(capacity, capacity, dtype=torch.float64, device=op.device)  # lower triangle
         self.alive = torch.zeros(capacity, dtype=torch.bool, device=op.device)
         self.scale = torch.zeros((), dtype=torch.float64, device=op.device)  # largest |H q| seen
@@ -205,11 +218,42 @@ class BlockSpace:
         self.known = 0  # rows whose images are in `matrix`
         self.size = 0  # rows in all
 
+    def state(self) -> dict[str, Any]:
+        """What is known before a product, as plain data; the rows, whose blocks do not change any more, are `blocks`.
+
+        The residual is not part of it: the block that waits to be multiplied was made of it.
+        """
+        size = self.size
+        return {
+            "matrix": self.matrix[:size, :size].clone(), "alive": self.alive[:size].clone(), "scale": self.scale,
+            "last": self.last, "known": self.known, "size": size,
+        }  # fmt: skip
+
+    def blocks(self, width: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """The rows from `first` on, in blocks of `width` with the numbers of their first rows."""
+        return ((at, self.rows[at : min(at + width, self.size)]) for at in range(first, self.size, width))
+
+    @classmethod
+    def restored(
+        cls, op: Operator, capacity: int, state: Mapping[str, Any], blocks: Iterable[Tensor], vanishing: float = 0.0
+    ) -> "BlockSpace":
+        """The space whose `state` and `blocks` these were, on the device of the operator."""
+        space, size = cls(op, capacity, vanishing), state["size"]
+        space.rows[:size] = torch.cat(list(blocks)).to(space.rows)
+        space.matrix[:size, :size] = state["matrix"].to(space.matrix)
+        space.alive[:size] = state["alive"].to(space.alive)
+        space.scale = state["scale"].to(space.scale)
+        space.last, space.known, space.size = state["last"], state["known"], size
+        return space
+
     def append(self, rows: Tensor, floor: float | Tensor | None = None) -> None:
-        """Add a block, orthonormalised; directions no longer than `floor` (default: vanishing) are dropped."""
+        """Add a block, orthonormalised; directions no longer than `floor` (default: vanishing) are dropped.
+
+        The rows are whole, or parts.
+        """
         if floor is None:
             floor = self.vanishing * self.scale
-        block, alive = orthonormalised(rows, self.rows[: self.known], floor)
+        block, alive = orthonormalised(self.shard.part(rows), self.rows[: self.known], floor, self.shard)
         self.size = self.known + len(rows)
         self.rows[self.known : self.size] = block
         self.alive[self.known : self.size] = alive
@@ -218,14 +262,16 @@ class BlockSpace:
         """Multiply the block appended last, one batched product, and project the image against all rows, twice."""
         new = slice(self.known, self.size)
         basis = self.rows[: self.size]
-        image = self.op.rows(self.rows[new]).masked_fill(~self.alive[new, None], 0.0)
+        image = self.op.rows(self.shard.whole(self.rows[new])).masked_fill(~self.alive[new, None], 0.0)
+        image = self.shard.part(image)
         entries = torch.zeros(len(image), self.size, dtype=torch.float64, device=image.device)
         for _ in range(2):
-            part = image @ basis.T  # (b, size)
+            part = self.shard.sum(image @ basis.T)  # (b, size)
             image = torch.addmm(image, part, basis, alpha=-1)
             entries += part
         self.matrix[new, : self.size] = entries
-        self.scale = torch.maximum(self.scale, (entries.square().sum(1) + row_norms(image).square()).max().sqrt())
+        squares = entries.square().sum(1) + self.shard.norms(image).square()
+        self.scale = torch.maximum(self.scale, squares.max().sqrt())
         self.residual, self.last, self.known = image, self.known, self.size
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +282,7 @@ class BlockSpace:
         """
         alive = self.alive[: self.known].cpu()
         matrix = self.matrix[: self.known, : self.known].cpu()[alive][:, alive]
-        gram = (self.residual @ self.residual.T).double().cpu()
+        gram = self.shard.sum(self.residual @ self.residual.T).double().cpu()
         if not bool(matrix.isfinite().all() & gram.isfinite().all()):
             refuse_non_finite(self.op)
         values, vectors = torch.linalg.eigh(matrix)  # reads the lower triangle
@@ -247,11 +293,11 @@ class BlockSpace:
         return values, coefficients, torch.linalg.vector_norm(root @ coefficients[self.last :], dim=0)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Rows (r, dim) from coefficients (known, r)."""
+        """Rows (r, dim) from coefficients (known, r), in parts."""
         return coefficients.T.to(self.rows) @ self.rows[: self.known]
 
     def residual_rows(self, coefficients: Tensor) -> Tensor:
-        """H u - theta u (r, dim) for the Ritz vectors u of `coefficients` (known, r); no product is spent."""
+        """H u - theta u (r, dim), in parts, for the Ritz vectors u of `coefficients` (known, r); spends no product."""
         return coefficients[self.last :].T.to(self.rows) @ self.residual
 
     def restart(self, coefficients: Tensor, values: Tensor) -> None:
@@ -267,23 +313,27 @@ class BlockSpace:
         self.append(self.residual)
 
 
-def orthonormalised(rows: Tensor, basis: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
+def orthonormalised(
+    rows: Tensor, basis: Tensor, floor: float | Tensor, shard: Shard | None = None
+) -> tuple[Tensor, Tensor]:
     """Orthonormal rows (b, dim) that span `rows` less the span of `basis`, and which of them are there, (b,) bool.
 
     Block projection against the basis, then Gram-Schmidt row by row within the block, each twice; the whole once more,
     because division by a small norm brings back what projection left behind. Rows no longer than `floor` become zero.
-    A decomposition of the b x b Gram matrix would be shorter, but waits for the device and squares the condition.
+    A decomposition of the b x b Gram matrix would be shorter, but waits for the device and squares the condition. With
+    a shard, rows and basis are this rank's parts.
     """
+    shard = shard or Shard(SELF, rows.shape[1])
     for least in (floor, 0.5):  # the second time a row of length 1 that loses half of it was round-off
         for _ in range(2):
-            rows = torch.addmm(rows, rows @ basis.T, basis, alpha=-1)
+            rows = torch.addmm(rows, shard.sum(rows @ basis.T), basis, alpha=-1)
         done = torch.zeros_like(rows)
         alive = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for i in range(len(rows)):
             row = rows[i : i + 1]
             for _ in range(2):
-                row = torch.addmm(row, row @ done[:i].T, done[:i], alpha=-1)
-            norm = row_norms(row)  # (1,)
+                row = torch.addmm(row, shard.sum(row @ done[:i].T), done[:i], alpha=-1)
+            norm = shard.norms(row)  # (1,)
             dead = norm <= least
             done[i : i + 1] = (row / torch.where(dead, 1.0, norm).to(row.dtype)[:, None]).masked_fill(
                 dead[:, None], 0.0
@@ -293,13 +343,25 @@ def orthonormalised(rows: Tensor, basis: Tensor, floor: float | Tensor) -> tuple
     return rows, alive
 
 
-def dense_eigenpairs(op: Operator) -> tuple[Tensor, Tensor, Tensor]:
+def dense_eigenpairs(
+    op: Operator, before: Sequence[Tensor] = (), checkpoint: Callable[[list[Tensor]], None] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """All eigenvalues (dim,) on the host, ascending, eigenvectors and their images as rows (dim, dim); dim products.
+
+    Args:
+        op: The matrix.
+        before: Blocks of rows of it that an earlier run had computed.
+        checkpoint: Called with the blocks before each batched product, to be saved or not.
 
     Raises:
         NonFiniteError: If a product is NaN or infinite.
     """
-    matrix = op.rows(torch.eye(op.dim, dtype=op.dtype, device=op.device))
+    blocks = list(before)
+    for rows in torch.eye(op.dim, dtype=op.dtype, device=op.device).split(_DENSE_BLOCK)[len(blocks) :]:
+        if checkpoint is not None:
+            checkpoint(blocks)
+        blocks.append(op.rows(rows))
+    matrix = torch.cat(blocks)
     double = matrix.double().cpu()
     if not bool(double.isfinite().all()):
         refuse_non_finite(op)
@@ -314,9 +376,9 @@ def refuse_non_finite(op: Operator) -> NoReturn:
     raise NonFiniteError(f"a product with the {op.matrix} is not finite")
 
 
-def _spectral_norm(rows: Tensor) -> float:
-    """||R||_2 from the Gram matrix of the rows; 0 for none."""
+def _spectral_norm(rows: Tensor, shard: Shard) -> float:
+    """||R||_2 from the Gram matrix of the rows, given in parts; 0 for none."""
     if not len(rows):
         return 0.0
-    gram = (rows @ rows.T).double().cpu()
+    gram = shard.sum(rows @ rows.T).double().cpu()
     return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

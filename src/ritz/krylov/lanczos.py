@@ -15,11 +15,13 @@ For each probe, with unit rows q_1, q_2, ... and q_1 the normalised start,
 
 A probe whose Krylov space is exhausted breaks down: beta_j is then set to exactly 0 and the next row to zero, so that
 the leading block, whose quadrature is exact, stands alone. Nothing in the loop waits for the device.
+
+Where ranks multiply together, each keeps its part of the locked rows and of the basis (`space.Shard`).
 """
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -27,9 +29,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..operators.algebra import project_out
+from ..comm import SELF, World
 from ..operators.base import Operator
-from ..space import row_dots, row_norms
+from ..space import Shard, row_dots
 from ..storage import equal, save
 from . import quadrature
 from .quadrature import Quadrature
@@ -131,7 +133,7 @@ class LanczosState:
         norms: Norms of the start rows after projection (k,), float64.
         scale: The size of the matrix as each probe has seen it (k,), float64; breakdown is relative to it.
         basis: The rows of all steps (m, k, dim), for "full" only; where they live is where they stay.
-        locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to.
+        locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to. Of both a rank keeps its part.
         reorthogonalize: "locked", "full" or "none".
     """
 
@@ -189,16 +191,18 @@ def start(
     reorthogonalize: Reorthogonalize = "locked",
     offload: bool = False,
     scale: float = 0.0,
+    world: World = SELF,
 ) -> LanczosState:
     """The state before the first step: start rows projected against the locked ones and normalised.
 
     Args:
         rows: Start rows (k, dim), one for each probe; need not be unit.
-        locked: Orthonormal rows (r, dim), or None.
+        locked: Orthonormal rows (r, dim) or this rank's part of them, or None.
         reorthogonalize: See the module's text.
         offload: Keep the basis of "full" in host memory.
         scale: The norm of the whole matrix where it is known. With the outliers locked, what is left may be nothing but
             round-off of their size, and only this tells it from a small matrix.
+        world: The ranks that multiply together, those of the operator.
 
     Raises:
         ValueError: If the shapes do not fit, the mode is unknown, or "none" is given a locked basis.
@@ -213,20 +217,22 @@ def start(
         )
     if reorthogonalize not in get_args(Reorthogonalize):
         raise ValueError(f"reorthogonalize must be 'locked', 'full' or 'none', got {reorthogonalize!r}")
-    if locked is not None and (locked.ndim != 2 or locked.shape[1] != rows.shape[1]):
+    shard = Shard(world, rows.shape[1])
+    if locked is not None and (locked.ndim != 2 or locked.shape[1] not in (shard.dim, shard.width)):
         raise ValueError(f"expected locked rows (r, dim={rows.shape[1]}), got {tuple(locked.shape)}")
     if locked is not None and reorthogonalize == "none":
         raise ValueError("reorthogonalize='none' takes no locked rows; use 'locked', or 'full'")
-    locked = locked.to(rows) if locked is not None and len(locked) else None
-    before = row_norms(rows)
-    rows = rows if locked is None else project_out(rows, locked)
-    norms = row_norms(rows)
+    locked = shard.part(locked.to(rows)) if locked is not None and len(locked) else None
+    own = shard.part(rows)
+    before = shard.norms(own)
+    own = own if locked is None else shard.project_out(own, locked, times=2)
+    norms = shard.norms(own)
     # a start inside the locked space leaves round-off only
     norms = torch.where(norms <= BREAKDOWN * torch.finfo(rows.dtype).eps * before, 0.0, norms)
-    rows = _divided(rows, norms)
+    rows = shard.whole(_divided(own, norms))
     basis = None
     if reorthogonalize == "full":
-        basis = torch.empty(0, *rows.shape, dtype=rows.dtype, device="cpu" if offload else rows.device)
+        basis = torch.empty(0, *own.shape, dtype=rows.dtype, device="cpu" if offload else rows.device)
     empty = norms.new_zeros(len(rows), 0)
     return LanczosState(
         alpha=empty, beta=empty, rows=rows, previous=torch.zeros_like(rows), norms=norms,
@@ -267,7 +273,7 @@ def lanczos(
         >>> [round(t, 6) for t in T.gauss().nodes[0].tolist()]
         [1.0, 2.0, 4.0]
     """
-    first = start(rows, locked=locked, reorthogonalize=reorthogonalize, offload=offload, scale=scale)
+    first = start(rows, locked=locked, reorthogonalize=reorthogonalize, offload=offload, scale=scale, world=op.world)
     return extend(op, first, num_steps, observe=observe)
 
 
@@ -287,6 +293,7 @@ def extend(
         num_steps: How many steps.
         observe: Called as observe(step, rows, image) with the unit rows of the step, (k, dim), and their images after
             projection against the locked rows; both are zero for a probe that has broken down. Not to be modified.
+            Where ranks multiply together they are this rank's parts.
         checkpoint: Called with the state after each step, to be saved or not.
 
     Raises:
@@ -310,46 +317,71 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
     step, rows, alive = state.num_steps, state.rows, state.alive()
     last = state.beta[:, -1] if step else torch.zeros_like(state.norms)
     # some products of a zero row are 0/0 (differences along it); a broken-down probe has image 0
-    image = op.rows(rows).masked_fill(~alive[:, None], 0.0)
+    shard = Shard(op.world, op.dim)
+    image = shard.part(op.rows(rows).masked_fill(~alive[:, None], 0.0))
+    own = shard.part(rows)
     if state.locked is not None:
-        image = project_out(image, state.locked)
+        image = shard.project_out(image, state.locked, times=2)
     if observe is not None:
-        observe(step, rows, image)
-    new = image - last.to(rows.dtype)[:, None] * state.previous
-    alpha = row_dots(rows, new)
-    new = new - alpha.to(rows.dtype)[:, None] * rows
+        observe(step, own, image)
+    new = image - last.to(rows.dtype)[:, None] * shard.part(state.previous)
+    alpha = shard.sum(row_dots(own, new))
+    new = new - alpha.to(rows.dtype)[:, None] * own
     if state.locked is not None:
         # what round-off leaves of the rows in the locked space obeys a recurrence of its own, for the eigenvalue 0 of
         # QAQ there, and grows wherever 0 lies outside the rest of the spectrum
-        new = new - (new @ state.locked.T) @ state.locked
+        new = shard.project_out(new, state.locked)
     basis = None
     if room is not None:
-        room[step].copy_(rows, non_blocking=True)
+        room[step].copy_(own, non_blocking=True)
         basis = room[: step + 1]
         for _ in range(2):
-            new = _reorthogonalised(new, basis)
+            new = _reorthogonalised(new, basis, shard)
             if state.locked is not None:
-                new = new - (new @ state.locked.T) @ state.locked
-    beta = row_norms(new)
+                new = shard.project_out(new, state.locked)
+    beta = shard.norms(new)
     scale = torch.maximum(state.scale, alpha.abs() + last)
     beta = torch.where(beta <= BREAKDOWN * torch.finfo(rows.dtype).eps * scale, 0.0, beta)
     beta = torch.where(alive, beta, 0.0)
     return LanczosState(
         alpha=torch.cat([state.alpha, alpha[:, None]], dim=1), beta=torch.cat([state.beta, beta[:, None]], dim=1),
-        rows=_divided(new, beta), previous=rows, norms=state.norms, scale=torch.maximum(scale, beta),
+        rows=shard.whole(_divided(new, beta)), previous=rows, norms=state.norms, scale=torch.maximum(scale, beta),
         basis=basis, locked=state.locked, reorthogonalize=state.reorthogonalize,
     )  # fmt: skip
 
 
-def _reorthogonalised(rows: Tensor, basis: Tensor) -> Tensor:
-    """Rows (k, dim) less their parts along the rows of the same probe in basis (m, k, dim)."""
-    # a host basis passes through the device in pieces; one on the device is one piece
-    pieces = [basis] if basis.device == rows.device else basis.split(_CHUNK)
-    for piece in pieces:
-        own = piece.to(rows.device, non_blocking=True).transpose(0, 1)  # (k, m, dim)
-        along = torch.bmm(own, rows[:, :, None])  # (k, m, 1)
+def _reorthogonalised(rows: Tensor, basis: Tensor, shard: Shard) -> Tensor:
+    """Rows (k, dim) less what they have along the rows of the same probe in basis (m, k, dim); all of them in parts."""
+    for piece in _brought(basis, rows.device):
+        own = piece.transpose(0, 1)  # (k, m, dim)
+        along = shard.sum(torch.bmm(own, rows[:, :, None]))  # (k, m, 1)
         rows = torch.baddbmm(rows[:, None, :], along.transpose(1, 2), own, alpha=-1)[:, 0]
     return rows
+
+
+def _brought(basis: Tensor, device: torch.device) -> Iterator[Tensor]:
+    """A basis on the device: one that is there as one piece, one on the host in pieces.
+
+    The next piece is on its way, on a stream of its own, while one is worked on.
+    """
+    if basis.device == device or device.type != "cuda":
+        yield basis.to(device)
+        return
+    current, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    aside.wait_stream(current)  # the last rows may still be on their way to the host
+    pieces = basis.split(_CHUNK)
+
+    def fetched(number: int) -> Tensor | None:
+        with torch.cuda.stream(aside):
+            return pieces[number].to(device, non_blocking=True) if number < len(pieces) else None
+
+    ahead = fetched(0)
+    for number in range(len(pieces)):
+        current.wait_stream(aside)
+        piece, ahead = ahead, fetched(number + 1)
+        assert piece is not None
+        piece.record_stream(current)  # its memory is not given away before it was worked on
+        yield piece
 
 
 def _room(state: LanczosState, num_steps: int) -> Tensor | None:
@@ -358,7 +390,7 @@ def _room(state: LanczosState, num_steps: int) -> Tensor | None:
         return None
     done, pinned = state.num_steps, state.basis.device.type == "cpu" and state.rows.is_cuda
     room = torch.empty(
-        done + num_steps, *state.rows.shape, dtype=state.basis.dtype, device=state.basis.device, pin_memory=pinned
+        done + num_steps, *state.basis.shape[1:], dtype=state.basis.dtype, device=state.basis.device, pin_memory=pinned
     )
     room[:done] = state.basis
     return room

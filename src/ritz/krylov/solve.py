@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from .. import stopping
+from ..errors import NonFiniteError, NumericalWarning
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..space import row_dots, row_norms
@@ -34,7 +35,8 @@ class Solution(Tensor):
         negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is where CG had come to.
         num_steps: Steps of the recurrence.
         products: Matrix-vector products spent.
-        stop: "converged", "negative curvature", "max_steps" or "noise floor".
+        stop: "converged", "negative curvature", "max_steps" or "noise floor"; a run that was stopped, or met a product
+            that is not finite, says so, and x is where it had come to.
         convention: Which matrix.
     """
 
@@ -78,10 +80,11 @@ def solve(
 
     Raises:
         ValueError: If an argument does not fit, or the preconditioner is not positive definite.
-        NonFiniteError: If a product is NaN or infinite.
+        NonFiniteError: If the first product is NaN or infinite.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before the first step.
 
     Warns:
-        NumericalWarning: If a column met negative curvature or has not converged.
+        NumericalWarning: If a column met negative curvature, a product that is not finite, or has not converged.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -101,7 +104,7 @@ def solve(
         residual = rows - metered.rows(run.x)
         before, relative = relative, _relative(row_norms(residual), sizes)
         open_ = (relative > tol) & ~run.negative & (relative < 0.5 * before)
-        if not bool(open_.any()) or run.steps >= steps:
+        if not bool(open_.any()) or run.steps >= steps or run.cut:
             break
         run.resume(residual, open_)
     return _report(metered, run, relative, tol, steps, b)
@@ -122,6 +125,7 @@ class _Run:
         self.op, self.inverse, self.goals, self.max_steps, self.progress = op, inverse, goals, max_steps, progress
         self.x = torch.zeros_like(rows)
         self.steps = 0
+        self.cut = ""  # why the run ended before its time
         self.negative = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         self.unfit = self.negative.clone()  # met r'M^-1 r <= 0
         self.broken = self.negative.clone()  # met NaN
@@ -139,7 +143,8 @@ class _Run:
         """Steps until no column is active, or the steps are spent; looks at the device once in a while."""
         while self.steps < self.max_steps and self._look():
             for _ in range(min(_LOOK, self.max_steps - self.steps)):
-                self._step()
+                if not stopping.asked():
+                    self._step()
         self._look()
 
     def _step(self) -> None:
@@ -148,6 +153,7 @@ class _Run:
         self.broken |= self.active & curvature.isnan()
         self.negative |= self.active & (curvature <= 0)
         self.active = self.active & (curvature > 0)
+        image = image.masked_fill(~self.active[:, None], 0.0)  # what is not finite goes no further
         length = torch.where(self.active, self.size / curvature, 0.0)
         self.x = _add(self.x, length, self.direction)
         self.residual = _add(self.residual, -length, image)
@@ -168,14 +174,27 @@ class _Run:
         """Wait for the device: is there work left, and is all well?"""
         active, unfit, broken = torch.stack([self.active.any(), self.unfit.any(), self.broken.any()]).tolist()
         if broken:
-            refuse_non_finite(self.op)
+            self._cut_short()
+        if (wish := stopping.asked()) and active:
+            if not self.steps:
+                stopping.check()
+            self.cut = wish
         if unfit:
             raise ValueError(
                 "the preconditioner is not positive definite: it gave r'M^-1 r <= 0; damp it, or leave it out"
             )
         if self.progress is not None:
             self.progress(self.steps, self.max_steps)
-        return bool(active)
+        return bool(active) and not self.cut
+
+    def _cut_short(self) -> None:
+        """A product was not finite: x is what it was before."""
+        try:
+            refuse_non_finite(self.op)
+        except NonFiniteError as error:
+            if not bool(self.x.any()):
+                raise
+            self.cut = f"not finite: {error}"
 
 
 def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
@@ -183,10 +202,12 @@ def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int
     relative, negative = relative.cpu(), run.negative.cpu()
     converged = relative <= tol
     negative = negative & ~converged
-    if not bool(relative.isfinite().all()):
+    if not bool(relative.isfinite().all()) and not run.cut:
         refuse_non_finite(op)
     if bool(converged.all()):
         stop = "converged"
+    elif run.cut:
+        stop = run.cut
     elif bool(negative.any()):
         stop = "negative curvature"
     else:
@@ -196,10 +217,10 @@ def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int
         "max_steps": f"raise max_steps (taken: {run.steps}), add damping or give a preconditioner",
         "noise floor": "the products are no better: raise tol, add damping or use a float64 risk",
     }
-    if stop in remedy:
+    if stop != "converged":
         warnings.warn(
             f"{int((~converged).sum())} of {len(converged)} systems not solved to tol={tol:g}, largest relative "
-            f"residual {float(relative.max()):.2g}; {remedy[stop]}",
+            f"residual {float(relative.max()):.2g}; {remedy.get(stop, stop)}",
             NumericalWarning,
             stacklevel=3,
         )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean, signed_margin
 
+PIECE = 1 << 22  # logits in one piece: what a product holds besides its result
+
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy:
@@ -131,9 +133,9 @@ class CrossEntropy:
         if kind == "fisher":
             return outer_mean(draws, u, (dim,))
         weight, scale = self._weights(out, batch)
-        p, flat_u = self._flat(out, dim).softmax(-1), self._flat(u, dim)
+        flat_u = self._flat(u, dim)
         if kind == "ggn":
-            image = scale[:, None] * (p * flat_u - p * (p * flat_u).sum(-1, keepdim=True))
+            image = _hessian_product(self._flat(out, dim), flat_u, scale)
         else:
             g = self._gradient(out, batch)
             image = g * ((g * flat_u).sum(-1) / weight.where(weight != 0, 1.0))[:, None]
@@ -181,3 +183,25 @@ class CrossEntropy:
             return Items(loss, weight, None, logits.softmax(-1), logits)
         label = y.flatten().clamp(0, logits.shape[1] - 1)
         return Items(loss, weight, signed_margin(logits, label), logits.softmax(-1), logits, label)
+
+
+def _hessian_product(logits: Tensor, u: Tensor, scale: Tensor) -> Tensor:
+    """s (p * u - p (p . u)) for items (n, classes), in pieces of items.
+
+    A vocabulary of 50,000 times some thousand tokens is gigabytes, of which the result is one; the probabilities and
+    what else there is on the way are never there as a whole.
+    """
+    step = max(1, PIECE // max(1, logits.shape[-1]))
+    if len(logits) <= step:
+        return _piece(logits, u, scale)
+    image = torch.empty_like(u)
+    for start in range(0, len(logits), step):
+        here = slice(start, start + step)
+        image[here] = _piece(logits[here], u[here], scale[here])
+    return image
+
+
+def _piece(logits: Tensor, u: Tensor, scale: Tensor) -> Tensor:
+    p = logits.softmax(-1)
+    mean = (p * u).sum(-1, keepdim=True)
+    return (u - mean).mul_(p).mul_(scale[:, None])

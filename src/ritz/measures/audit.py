@@ -7,25 +7,28 @@ again. A measure of generalisation that moves has said something about the weigh
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..estimators.quantities import Spectrum
 from ..intervals import Exact
 from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
 from .differences import as_found, difference
+from .elsewhere import TURNING, Shares, short_run, steps_elsewhere, tolerance, turning, with_spectrum
 from .measure import Measurement, Progress, measure, on_test
 from .outputs import sample_outputs
 from .registry import MEASURES, resolve
 from .row import Measure
+from .subject import Settings, Subject
 from .transforms import TRANSFORMS
 
 if TYPE_CHECKING:
@@ -62,8 +65,10 @@ class Shift:
     def verdict(self) -> Verdict:
         """Whether it moved by more than 1 % of its size and its error bar, stayed within 1 %, or neither is known.
 
-        A search that finds the same has stayed, however much it may have missed.
+        A search that finds the same has stayed, however much it may have missed; so has what one run serves.
         """
+        if _same_run(self.before, self.after):
+            return "unchanged"
         size = max(abs(float(self.before.value)), abs(float(self.after.value)))
         change = difference(self.before, self.after)
         low, high = (float(end) for end in change.interval())
@@ -88,12 +93,15 @@ class Audit:
         after: By transform.
         refused: Why a transform does not apply.
         strength: The factor of the rescalings.
+        turned: Transforms after which the Hessian was seen to be the same matrix in another order, with the relative
+            error to which it is: one run serves before and after.
     """
 
     before: Measurement
     after: Mapping[str, Measurement]
     refused: Mapping[str, str] = field(default_factory=dict)
     strength: float = 0.0
+    turned: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def shifts(self) -> dict[tuple[str, str], Shift]:
@@ -116,7 +124,7 @@ class Audit:
             (key, e.shown(), *(str(shifts[key, name]) if (key, name) in shifts else "-" for name in self.after))
             for key, e in self.before.items()
         ]
-        kept = [f"{name}: {TRANSFORMS[name].text}; the {TRANSFORMS[name].keeps} is the same" for name in self.after]
+        kept = [f"{name}: {TRANSFORMS[name].text}; {self._same(name)}" for name in self.after]
         not_done = [f"{name}: not done, {why}" for name, why in self.refused.items()]
         signs = f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; - not measured"
         title = f"{self.before.model}: what moves when the function does not (factor {self.strength:g})"
@@ -124,6 +132,13 @@ class Audit:
             ("measure", "as it is", *self.after), rows, title=title, notes=(*kept, *not_done, signs),
             numeric=range(1, len(self.after) + 2),
         )  # fmt: skip
+
+    def _same(self, name: str) -> str:
+        """What a transform leaves as it is."""
+        text = f"the {TRANSFORMS[name].keeps} is the same"
+        if name not in self.turned:
+            return text
+        return f"{text}, and so is the spectrum: H is in another order, to {self.turned[name]:.0e} on random vectors"
 
     def findings(self) -> list[str]:
         """What the numbers say, a sentence for each transform."""
@@ -185,6 +200,13 @@ class Audit:
         return save(self, path)
 
 
+def _same_run(before: Estimate, after: Estimate) -> bool:
+    """Whether both are the same bits, error bar included: of one run, since two runs differ by round-off."""
+    return all(
+        equal(getattr(before, name), getattr(after, name)) for name in ("value", "stderr", "samples", "bracket", "seed")
+    )
+
+
 def _on_this_data(key: str, estimate: Estimate) -> Estimate:
     """A gap on the very test data, which is the same before and after, not as a sample of all data."""
     of_sample = key in MEASURES and MEASURES[key].family == "gap"
@@ -202,12 +224,14 @@ def audit(
     num_steps: int = 100,
     num_probes: int = 8,
     seed: int = 0,
+    before: Measurement | None = None,
     progress: Progress | None = None,
 ) -> Audit:
     """Which measures move when the function does not, on this network.
 
     Each transform of `ritz.transforms` that fits the network is applied, its function or prediction is checked to be
-    the same, and everything is measured again with the same probes.
+    the same, and everything is measured again with the same probes. No more is computed for it than verdicts need: see
+    `ritz.measures.elsewhere`.
 
     Args:
         risk: The solution.
@@ -217,10 +241,11 @@ def audit(
         transforms: Names of `ritz.transforms.TRANSFORMS`; all that apply by default.
         strength: The factor c or alpha of the rescalings; a permutation has none.
         num_steps, num_probes, seed: Of the spectrum.
+        before: What `ritz.measure` gave for the same risk, test data, start and settings: not measured once more.
         progress: See `ritz.measure`.
 
     Raises:
-        ValueError: For an unknown transform, or a strength of 1 or not positive.
+        ValueError: For an unknown transform, a strength of 1 or not positive, or a `before` of something else.
         UnsupportedError: If no transform applies.
 
     Example:
@@ -232,38 +257,108 @@ def audit(
     """
     if not isinstance(risk, Risk):
         raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+    names = _named(transforms)
+    if not (math.isfinite(strength) and strength > 0) or strength == 1:
+        raise ValueError(f"strength must be positive and not 1, got {strength}")
+    rows, settings = resolve(measures), Settings(num_steps=num_steps, num_probes=num_probes, seed=seed)
+    risk.check()
+    if before is not None:
+        before = _of_this(before, risk, rows, settings)
+    places, refused = places_of(risk, names, strength, seed)
+    if not places:
+        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        raise UnsupportedError(f"no transform fits this network. {reasons}")
+    on_test(risk, test)  # refuses a risk at other weights
+    sized: dict[str, Any] = {"num_steps": num_steps, "num_probes": num_probes, "seed": seed}
+    shares = Shares(settings, rows, places, progress, known=before is not None)
+    if before is None:
+        before = measure(risk, test, init, measures=rows, **sized, progress=shares.of(""))
+    after: dict[str, Measurement] = {}
+    turned: dict[str, float] = {}
+    for name, place in places.items():
+        there = test.at(place.state()) if isinstance(test, Risk) else test
+        again = partial(measure, place, there, init, **sized, progress=shares.of(name))
+        if name in TURNING and (known := before.spectrum) is not None:
+            error = turning(risk, place, partial(TRANSFORMS[name], strength=seed), seed)
+            if error <= tolerance(risk.dtype):
+                turned[name] = error
+                after[name] = again(measures=with_spectrum(rows, partial(_given, known)))
+                continue
+        after[name] = _measured(again, rows, before, settings)
+    return Audit(before=before, after=after, refused=refused, strength=strength, turned=turned)
+
+
+def _given(known: Spectrum, subject: Subject) -> Spectrum:
+    """A run that is there."""
+    return known
+
+
+def _named(transforms: str | Sequence[str] | None) -> list[str]:
+    """The transforms that are asked for, all of them known."""
     names = [transforms] if isinstance(transforms, str) else list(TRANSFORMS if transforms is None else transforms)
     if not names:
         raise ValueError(f"no transform is chosen; there are: {', '.join(TRANSFORMS)}")
     if unknown := [name for name in names if name not in TRANSFORMS]:
         raise ValueError(f"no transform is named {unknown[0]!r}; there are: {', '.join(TRANSFORMS)}")
-    if not (math.isfinite(strength) and strength > 0) or strength == 1:
-        raise ValueError(f"strength must be positive and not 1, got {strength}")
-    rows = resolve(measures)
-    risk.check()
-    places, refused = _places(risk, names, strength, seed)
-    if not places:
-        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
-        raise UnsupportedError(f"no transform fits this network. {reasons}")
-    on_test(risk, test)  # refuses a risk at other weights
-    found: dict[str, Measurement] = {}
-    for name, place in {"": risk, **places}.items():
-
-        def report(text: str, part: float, name: str = name) -> None:
-            if progress is not None:
-                progress(f"{name or 'as it is'}: {text}", (len(found) + part) / (len(places) + 1))
-
-        there = test.at(place.state()) if isinstance(test, Risk) else test
-        found[name] = measure(
-            place, there, init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed,
-            progress=report if progress is not None else None,
-        )  # fmt: skip
-    before = found.pop("")
-    return Audit(before=before, after=found, refused=refused, strength=strength)
+    return names
 
 
-def _places(risk: Risk, names: Sequence[str], strength: float, seed: int) -> tuple[dict[str, Risk], dict[str, str]]:
-    """The risk at the weights of each transform that applies, and why the others do not."""
+def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings: Settings) -> Measurement:
+    """What is asked for of an earlier measurement, once it can be one of this risk.
+
+    Raises:
+        ValueError: If it is of another model, other data or settings, or lacks a measure.
+    """
+    own = {
+        "model": f"{type(risk.model).__name__}, {risk.dim} parameters",
+        "convention": risk.convention(),
+        "settings": settings,
+    }
+    for name, wanted in own.items():
+        if (got := getattr(before, name)) != wanted:
+            raise ValueError(f"before is of something else: its {name} is {got}, not {wanted}; leave it out")
+    if missing := [row.key for row in rows if row.key not in before and row.key not in before.failures]:
+        raise ValueError(f"before has no {', '.join(missing)}; measure what is to be audited, or leave it out")
+    keys = {row.key for row in rows}
+    parts = {
+        name: {key: value for key, value in getattr(before, name).items() if key in keys}
+        for name in ("estimates", "failures", "readings", "conventions")
+    }
+    return replace(before, **parts)  # type: ignore[arg-type]
+
+
+def _measured(
+    again: Callable[..., Measurement], rows: Sequence[Measure], before: Measurement, settings: Settings
+) -> Measurement:
+    """What is measured elsewhere: with few steps where verdicts need no more, and with all where one is left open."""
+    steps = steps_elsewhere(rows, settings.num_steps)
+    if steps == settings.num_steps:
+        return again(measures=rows)
+    found = again(measures=with_spectrum(rows, lambda subject: short_run(subject, steps)))
+    pairs = {key: (before[key], e) for key, e in found.items() if key in before and e.bracket is not None}
+    run = [row for row in rows if row.cost == "Hessian"]
+    if not any(
+        row.key in pairs and Shift(row.key, "", *pairs[row.key]).verdict == "cannot tell" for row in run
+    ):  # more steps narrow brackets, and nothing else
+        return found
+    whole = again(measures=run)
+    return replace(
+        found, estimates={**found.estimates, **whole.estimates}, failures={**found.failures, **whole.failures},
+        seconds={**found.seconds, **whole.seconds}, spectrum=whole.spectrum,
+    )  # fmt: skip
+
+
+def places_of(
+    risk: Risk, names: Sequence[str] = tuple(TRANSFORMS), strength: float = 4.0, seed: int = 0
+) -> tuple[dict[str, Risk], dict[str, str]]:
+    """The risk at the weights of each transform that applies, and why the others do not.
+
+    Example:
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.ones(2, 1)))
+        >>> places, refused = places_of(risk)
+        >>> list(places), refused["scale_output"]
+        ([], 'the outputs of a regression are its predictions, and would be scaled')
+    """
     places: dict[str, Risk] = {}
     refused: dict[str, str] = {}
     regression = not risk.opaque and sample_outputs(risk).classes == 0
@@ -272,7 +367,7 @@ def _places(risk: Risk, names: Sequence[str], strength: float, seed: int) -> tup
             refused[name] = "the outputs of a regression are its predictions, and would be scaled"
             continue
         try:
-            places[name] = TRANSFORMS[name](risk, seed if name == "permute" else strength)
+            places[name] = TRANSFORMS[name](risk, seed if name in TURNING else strength)
         except UnsupportedError as error:
             refused[name] = str(error)
     return places, refused

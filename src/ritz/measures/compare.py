@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..batches import checksums
+from ..checkpoint import Checkpoint, as_checkpoint
 from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
@@ -214,6 +215,7 @@ def compare(
     seed: int = 0,
     sigma: float = 1.0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Ranks solutions of one problem by each measure, and says when it cannot tell.
 
@@ -222,6 +224,7 @@ def compare(
         test: Test data for all of them, or a risk on it for each, by name.
         init: Where all of them started, if from one place.
         measures, num_steps, num_probes, seed, sigma, progress: See `ritz.measure`.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is kept by itself; see `ritz.measure`.
 
     Raises:
         ValueError: If there are fewer than two, or they are not on the same data.
@@ -247,6 +250,7 @@ def compare(
         if init is not None:
             as_vector(risk, init)
     found: dict[str, Measurement] = {}
+    kept = as_checkpoint(checkpoint)
     for name, risk in risks.items():
 
         def report(text: str, part: float, name: str = name) -> None:
@@ -255,11 +259,15 @@ def compare(
 
         found[name] = measure(
             risk, tests[name], init, measures=rows, num_steps=num_steps, num_probes=num_probes, seed=seed, sigma=sigma,
-            progress=report if progress is not None else None,
+            progress=report if progress is not None else None, checkpoint=kept and kept.within(name),
         )  # fmt: skip
+        if found[name].stop != "completed":
+            notes = (*notes, f"{found[name].stop} before all solutions were measured")
+            break
     # one number for each of many has no order
     common = [row for row in rows if all(row.key in m and not m[row.key].many for m in found.values())]
-    return Comparison(measurements=found, rankings={row.key: _rank(row, found) for row in common}, notes=notes)
+    rankings = {row.key: _rank(row, found) for row in common} if len(found) > 1 else {}
+    return Comparison(measurements=found, rankings=rankings, notes=notes)
 
 
 def _check(risks: Mapping[str, Risk]) -> tuple[str, ...]:

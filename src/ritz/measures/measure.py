@@ -6,23 +6,27 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
+from .. import stopping
+from ..checkpoint import Checkpoint, Saved, as_checkpoint
+from ..errors import NonFiniteError, NumericalWarning, StateError, StoppedError, UnsupportedError
 from ..estimators.quantities import Spectrum
+from ..fingerprints import resumable
 from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
+from .finished import Known, at_hand, marks
 from .outputs import Outputs
 from .registry import resolve
 from .row import Measure
-from .subject import Settings, Subject, as_vector
+from .subject import FORWARD_PASS, HESSIAN_RUN, Settings, Subject, as_vector
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +54,7 @@ class Measurement(Mapping[str, Estimate]):
         seconds: What each shared run took.
         spectrum: Of the Hessian, where it was run.
         outputs: Of the training data, item by item, where they were asked for.
+        stop: Why it ended: "completed", or what stopped it; the measures that are missing then are among `failures`.
 
     Example:
         >>> data = torch.eye(2), torch.tensor([0, 1])
@@ -72,6 +77,7 @@ class Measurement(Mapping[str, Estimate]):
     seconds: Mapping[str, float] = field(default_factory=dict)
     spectrum: Spectrum | None = None
     outputs: Outputs | None = None
+    stop: str = "completed"
 
     def __getitem__(self, key: str) -> Estimate:
         if key in self.estimates:
@@ -98,6 +104,7 @@ class Measurement(Mapping[str, Estimate]):
         for key, why in self.failures.items():
             reasons.setdefault(why, []).append(key)
         notes = [f"not measured: {', '.join(keys)}: {why}" for why, keys in reasons.items()]
+        notes += [] if self.stop == "completed" else [self.stop]
         return Table(header, rows, title=f"{self.model}; {self.convention}", notes=notes, numeric=(1, 2))
 
     def _reading(self, key: str) -> str:
@@ -159,6 +166,7 @@ def measure(
     seed: int = 0,
     sigma: float = 1.0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Measurement:
     """Generalisation measures of a solution, each with its error bar, convention and reading.
 
@@ -174,9 +182,11 @@ def measure(
         num_steps, num_probes, seed: Of the spectrum; see `ritz.spectrum`.
         sigma: Standard deviation of the prior of the Laplace measures.
         progress: Called with (what is being done, part of the whole that is done), first with what is expected.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which finished measures and the state of the runs are kept:
+            after a kill the same call goes on, and on a CPU ends in the same bits.
 
     Raises:
-        ValueError: If an argument is wrong, before any work is done.
+        ValueError: If an argument is wrong, before any work is done, or the checkpoint is that of another call.
         NonFiniteError: If the weights or losses are not finite.
 
     Example:
@@ -194,7 +204,8 @@ def measure(
     rows = resolve(measures)
     settings = Settings(num_steps=num_steps, num_probes=num_probes, seed=seed, sigma=sigma)
     start = None if init is None else as_vector(risk, init)
-    subject = Subject(risk, on_test(risk, test), start, settings)
+    kept = as_checkpoint(checkpoint)
+    subject = Subject(risk, on_test(risk, test), start, settings, checkpoint=kept)
     risk.check()
     _check_test(subject.test)
     if start is not None and torch.equal(start, subject.weights):
@@ -203,23 +214,43 @@ def measure(
             NumericalWarning,
             stacklevel=2,
         )
+    with resumable(kept, risk, "measure", asdict(settings), **marks(subject, rows)) as saved:
+        if saved.result is not None:
+            return saved.result  # type: ignore[no-any-return]
+        found = _measured(subject, rows, saved, progress)
+        if found.stop == "completed":
+            saved.finish(found)
+            subject.forget()
+    return found
+
+
+def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress: Progress | None) -> Measurement:
+    """The rows one by one; those that an earlier part of the same call has finished are there already."""
     clock = _Clock(subject, rows, progress)
-    estimates: dict[str, Estimate] = {}
-    failures: dict[str, str] = {}
+    known = Known.of(saved.latest)
+    after: dict[str, Estimate | str] = {}  # what came of the rest when the run was to stop
+    stop = saved.wish()
     for row in rows:
         clock.start(row)
-        found = _computed(row, subject)
-        if isinstance(found, str):
-            failures[row.key] = found
-        else:
-            estimates[row.key] = found
+        if row.key not in known.found:
+            outcome = stop if stop and not at_hand(row, subject) else _computed(row, subject)
+            stop = stop or saved.wish()
+            (after if stop else known.found)[row.key] = outcome
+        known.add(subject)
+        stop = saved.offer(known.state) or stop
+    known.complete(subject)
     clock.done()
+    found = {row.key: {**known.found, **after}[row.key] for row in rows}
+    estimates = {key: outcome for key, outcome in found.items() if isinstance(outcome, Estimate)}
     named = {row.key: row for row in rows if row.key in estimates}
+    risk = subject.risk
     return Measurement(
-        estimates=estimates, failures=failures, readings={key: row.reading for key, row in named.items()},
+        estimates=estimates, failures={key: outcome for key, outcome in found.items() if isinstance(outcome, str)},
+        readings={key: row.reading for key, row in named.items()},
         conventions={key: row.convention for key, row in named.items()}, layer_names=_layer_names(risk),
-        model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(), settings=settings,
-        seconds=dict(subject.seconds), spectrum=subject.peek("Hessian spectrum"), outputs=subject.peek("forward pass"),
+        model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(),
+        settings=subject.settings, seconds={**known.seconds, **subject.seconds}, spectrum=subject.peek(HESSIAN_RUN),
+        outputs=subject.peek(FORWARD_PASS), stop=stop or "completed",
     )  # fmt: skip
 
 
@@ -240,6 +271,10 @@ def _computed(row: Measure, subject: Subject) -> Estimate | str:
         return replace(found, convention=text)
     except (ValueError, UnsupportedError, NonFiniteError) as error:  # the messages of ritz speak for themselves
         return str(error) or type(error).__name__
+    except StoppedError as error:
+        return str(error).partition(";")[0]
+    except StateError:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -293,8 +328,8 @@ class _Clock:
             first.add(row.cost)
         self.total = sum(self.costs.values()) or 1.0
         self.before, self.current, self.shown = 0.0, "", 0.0
+        subject.tell, subject.report = self.within, self.checked
         if progress is not None:
-            subject.report = self.within
             progress(f"{len(rows)} measures{self._expected(subject.risk)}", 0.0)
 
     def _expected(self, risk: Risk) -> str:
@@ -316,6 +351,11 @@ class _Clock:
         self.shown = max(self.shown, part)  # a run inside another begins again at 0
         if self.progress is not None:
             self.progress(self.current, self.shown)
+
+    def checked(self, done: int, total: int) -> None:
+        """For what cannot be left by itself: the report is where it is left."""
+        stopping.check()
+        self.within(done, total)
 
     def done(self) -> None:
         if self.progress is not None:

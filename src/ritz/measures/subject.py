@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ..checkpoint import Checkpoint
 from ..estimators.quantities import Spectrum
 from ..estimators.spectrum import spectrum
 from ..krylov.eigen import EigenPairs, top_eigenpairs
@@ -22,6 +23,7 @@ T = TypeVar("T")
 Report = Callable[[int, int], None]  # (done, total) of the run now under way
 
 NUM_EIGENPAIRS = 10
+HESSIAN_RUN, FORWARD_PASS = "Hessian spectrum", "forward pass"  # runs whose results are part of a measurement
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Subject:
         init: The weights that training began from.
         settings: Probes, steps and seed.
         report: Told of (done, total) while a run is under way.
+        checkpoint: Where the runs keep their state.
 
     Example:
         >>> data = torch.ones(2, 3), torch.tensor([0, 1])
@@ -71,8 +74,11 @@ class Subject:
         init: Tensor | None = None,
         settings: Settings = Settings(),  # noqa: B008 (frozen)
         report: Report | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.risk, self.test, self.init, self.settings, self.report = risk, test, init, settings, report
+        self.checkpoint = checkpoint
+        self.tell: Report | None = report  # the same for runs that can be left by themselves: it does not raise
         self.seconds: dict[str, float] = {}  # what each run took
         self._done: dict[str, Any] = {}
 
@@ -100,7 +106,7 @@ class Subject:
     @property
     def outputs(self) -> Outputs:
         """One forward pass over the training data."""
-        return self.once("forward pass", lambda: sample_outputs(self.risk))
+        return self.once(FORWARD_PASS, lambda: sample_outputs(self.risk))
 
     @property
     def test_outputs(self) -> Outputs:
@@ -132,23 +138,33 @@ class Subject:
     @property
     def spectrum(self) -> Spectrum:
         """The run that gives everything about the Hessian."""
-        return self.once("Hessian spectrum", lambda: self._run(self.hessian))
+        return self.once(HESSIAN_RUN, lambda: self._run(self.hessian, HESSIAN_RUN))
 
     @property
     def ggn_spectrum(self) -> Spectrum:
         """A run on the Gauss-Newton matrix, for what needs a positive one."""
-        return self.once("GGN spectrum", lambda: self._run(GGN(self.risk)))
+        return self.once("GGN spectrum", lambda: self._run(GGN(self.risk), "GGN spectrum"))
 
     @property
     def eigenpairs(self) -> EigenPairs:
         """The largest eigenvalues of the Hessian."""
         k = min(NUM_EIGENPAIRS, self.risk.dim)
-        options: dict[str, Any] = {"tol": 1e-4, "seed": self.settings.seed, "progress": self.report}
-        return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, **options))
+        options: dict[str, Any] = {"tol": 1e-4, "seed": self.settings.seed, "progress": self.tell}
+        kept = self._kept("eigenpairs")
+        return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, **options, checkpoint=kept))
 
-    def _run(self, operator: Operator) -> Spectrum:
-        s = self.settings
-        return spectrum(operator, s.num_steps, s.num_probes, seed=s.seed, progress=self.report)
+    def _run(self, operator: Operator, name: str) -> Spectrum:
+        s, kept = self.settings, self._kept(name)
+        return spectrum(operator, s.num_steps, s.num_probes, seed=s.seed, progress=self.tell, checkpoint=kept)
+
+    def forget(self) -> None:
+        """Remove the states of the runs, when all that was asked of them is kept elsewhere."""
+        for name in (HESSIAN_RUN, "GGN spectrum", "eigenpairs"):
+            if (kept := self._kept(name)) is not None:
+                kept.remove()
+
+    def _kept(self, name: str) -> Checkpoint | None:
+        return None if self.checkpoint is None else self.checkpoint.within(name)
 
     def once(self, name: str, run: Callable[[], T]) -> T:
         """What `run` gives, done once; what it raised, raised again and not run again."""
@@ -163,6 +179,11 @@ class Subject:
         if isinstance(found, Exception):
             raise found
         return found  # type: ignore[no-any-return]
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs that were made and did not fail."""
+        return [name for name in self._done if self.peek(name) is not None]
 
     def peek(self, name: str) -> Any:
         """What a run gave, or None where it was not asked for or failed."""

@@ -28,7 +28,7 @@ class Derived(Operator):
                 f"expected an operator such as ritz.Hessian(risk) or ritz.GGN(risk), got {type(base).__name__}"
             )
         self.base = base
-        self.space, self.dtype, self.device = base.space, base.dtype, base.device
+        self.space, self.dtype, self.device, self.world = base.space, base.dtype, base.device, base.world
         self.matrix = base.matrix
 
     def version(self) -> Hashable:

@@ -4,6 +4,7 @@ A subclass says how the matrix acts on rows; everything else (columns, algebra, 
 """
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -13,11 +14,17 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
+from ..comm import SELF, World
+from ..compilation import Prospect, compilations_of
 from ..errors import NonFiniteError
+from ..losses import CallableLoss
 from ..reducers import Mean
+from ..replay import is_static, settings_of, switches
 from ..risk import Params, Risk
 from ..space import Distribution, ParamSpace
+from .footprint import fitting_piece
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -64,6 +71,7 @@ class Operator(ABC):
     device: torch.device
     matrix: str = "operator"
     positive: bool = False  # positive semi-definite by construction
+    world: World = SELF  # the ranks that multiply together, and share what is kept of vectors
     __array_ufunc__ = None  # NumPy's numbers leave `number * A` to the operator
 
     @abstractmethod
@@ -108,7 +116,8 @@ class Operator(ABC):
         if other.ndim not in (1, 2) or other.shape[0] != self.dim:
             raise ValueError(f"expected a vector (dim={self.dim},) or columns (dim, k), got {tuple(other.shape)}")
         image = self.rows(other[None] if other.ndim == 1 else other.T.contiguous())
-        if bool(other.isfinite().all()) and not bool(image.isfinite().all()):
+        # a sum is finite only if all of it is, and asks for no memory; one that is not may still have overflowed
+        if not bool(image.sum().isfinite()) and bool(other.isfinite().all()) and not bool(image.isfinite().all()):
             self.diagnose()
         return image[0] if other.ndim == 1 else image.T
 
@@ -179,6 +188,22 @@ def _number(value: object, role: str) -> float:
     raise TypeError(f"only {wanted} can be {role} an operator, got {type(value).__name__}; for products write A @ V")
 
 
+def is_known(risk: Risk) -> bool:
+    """Whether each call of a risk's model and loss is known to be the same sequence of operations."""
+    plain = risk._caller.plain and not isinstance(risk._loss, CallableLoss)
+    return plain and is_static(risk.model.modules())
+
+
+def _with(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
+    """A batch with other tensors in the places of its own."""
+    return replace(batch, data=with_tensors(batch.data, tensors))
+
+
+def _kinds(batch: Batch) -> Hashable:
+    """What batches of one data set have in common whatever their size."""
+    return skeleton(batch.data), tuple((x.shape[1:], x.dtype) for x in tensors_of(batch.data))
+
+
 def each_row(
     product: Callable[[Params], tuple[Params, Tensor]], space: ParamSpace, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -194,6 +219,38 @@ def each_row(
     return space.join(images, lead=1), weight
 
 
+class _Image(Mean):
+    """The mean of images, which are nobody else's: the first is taken over and the sum divided in its place."""
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        if self.total is None:
+            self.total, self.weight = total.detach(), weight.detach().double()
+        else:
+            super().add(total, weight)
+
+    def result(self) -> Tensor:
+        """The weighted mean; to be asked for once."""
+        assert self.total is not None and self.weight is not None, "no batch was added"
+        mean: Tensor = self.total.div_(self.weight.to(self.total.dtype))
+        return mean
+
+
+def difference_step(point: Tensor, row: Tensor, stretch: float = 1.0) -> Tensor:
+    """The step of a central difference from `point` along a row: eps^(1/3), relative to |w| / |v|.
+
+    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike.
+
+    Example:
+        >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]))
+        >>> round(float(step), 6)  # (1.2e-7)^(1/3) * 5 / 10
+        0.00246
+    """
+    length = row.norm()
+    scale: Tensor = stretch * torch.finfo(point.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
+    return scale / torch.where(length > 0, length, 1.0)
+
+
 class RiskOperator(Operator):
     """A curvature matrix of a risk: a mean over items of what each batch gives.
 
@@ -204,21 +261,50 @@ class RiskOperator(Operator):
         if not isinstance(risk, Risk):
             raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
         self.risk = risk
-        self.space, self.dtype, self.device = risk.space, risk.dtype, risk.device
+        self.space, self.dtype, self.device, self.world = risk.space, risk.dtype, risk.home, risk.world
         self._chunk = risk.plan.chunk  # shrinks when memory runs out
+        self._expected = 0  # products that are known to come
+        self._taken, self._spent = 0, 0.0  # products so far, and their seconds
 
     @abstractmethod
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The SUM over the items of a batch, applied to rows (k, dim), and the weight of the batch."""
+        """The SUM over the items of a batch, applied to rows (k, dim), and the weight of the batch.
+
+        The sum is a tensor of its own, which is added to in its place.
+        """
 
     @abstractmethod
     def _like(self, risk: Risk) -> "RiskOperator":
         """The same matrix of another risk."""
 
+    def settle(self, rows: Tensor) -> None:
+        """Decide before the walk what a product decides on its first batch, where ranks must decide alike."""
+
     def _rows(self, rows: Tensor) -> Tensor:
         self.risk.check()
-        image: Tensor = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), Mean())
+        # round-off may differ between machines, and so may free memory: all go on with the same
+        rows, chunks = self.world.same(rows, self._chunk)
+        self._chunk = min(chunks)
+        self.settle(rows)
+        start = time.perf_counter()
+        image: Tensor = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), _Image())
+        self._spent += time.perf_counter() - start
+        self._taken += len(rows)
+        self._expected = max(0, self._expected - len(rows))
         return image
+
+    def expect(self, products: int) -> None:
+        """Say how many products with single vectors are to come: what `Plan(compile="auto")` goes by.
+
+        Example:
+            >>> import ritz
+            >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
+            >>> H = ritz.Hessian(risk)
+            >>> H.expect(800)
+        """
+        if products < 0:
+            raise ValueError(f"products must not be negative, got {products}")
+        self._expected = products
 
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
@@ -228,8 +314,8 @@ class RiskOperator(Operator):
         while True:
             chunk = min(self._chunk, len(rows))
             try:
-                parts = [self._product(params, batch, part) for part in rows.split(chunk)]
-                return torch.cat([image for image, _ in parts]), parts[0][1]
+                parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
+                return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
             except torch.OutOfMemoryError:
                 if chunk == 1:
                     raise
@@ -237,22 +323,84 @@ class RiskOperator(Operator):
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
+    def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""
+        most = batch.size
+        if self.device.type == "cpu" and self.risk.plan.micro_batch is None and self.risk.splittable:
+            most = fitting_piece(self.risk, params, batch, len(rows))
+        first, *others = batch.pieces(most)
+        image, weight = self._product(params, first, rows)
+        for piece in others:
+            more, heavier = self._product(params, piece, rows)
+            image, weight = image.add_(more), weight + heavier
+        return image, weight
+
     def _recipe(self) -> Hashable | None:
         """What decides which operations a product is, beside model and shapes; None where they change by batch."""
         return None
 
+    def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` by operations that can be compiled, all other tensors of the model given in `held`."""
+        raise NotImplementedError
+
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows`, recorded and replayed where the plan says so."""
-        recipe = self._recipe() if self.risk.replays and only_tensors(batch.data) else None
+        """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
+        compiles = self._considers_compiling()
+        recipe = self._recipe() if (self.risk.replays or compiles) and only_tensors(batch.data) else None
         if recipe is None:
             return self._batch_rows(params, batch, rows)
+        if not compiles:
+            return self._replayed(recipe, params, batch, rows)
+        store, modules = compilations_of(self.risk.recordings), self.risk.model.modules()
+        family = (recipe, type(self), self.risk.names, self.risk.mode, len(rows), *settings_of(modules))
+        if not store.is_usual((family, _kinds(batch)), batch.size):
+            return self._replayed(recipe, params, batch, rows)
+        state = {**self.risk.state(), **params}
 
-        def recorded(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-            return self._batch_rows(params, replace(batch, data=with_tensors(batch.data, tensors)), rows)
+        def traced(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            given = dict(zip(state, tensors, strict=False))
+            held = {name: given.pop(name) for name in state if name not in params}
+            return self._traced(given, held, _with(batch, tensors[len(state) :]), rows)
 
+        inputs = [rows, *state.values(), *tensors_of(batch.data)]
+        prospect = None
+        if self.risk.plan.compile == "auto":
+            left = self._expected / len(rows) * self.risk.num_samples / batch.size
+            prospect = Prospect(self._spent, left, lambda: is_known(self.risk))
+        key = (family, skeleton(batch.data), switches(), *((x.shape, x.dtype, x.device) for x in inputs))
+        found = store.find(key, lambda: self._replayed(recipe, params, batch, rows), traced, inputs, prospect)
+        if not callable(found):
+            image, weight = found
+            return image, weight
+        return self._replayed((recipe, "compiled"), params, batch, rows, found)
+
+    def _replayed(
+        self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Callable[..., Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` or what it was compiled to, recorded and replayed where the plan says so."""
+
+        def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            if compiled is None:
+                return self._batch_rows(params, _with(batch, tensors), rows)
+            image, weight = compiled(rows, *{**self.risk.state(), **params}.values(), *tensors)
+            return image, weight
+
+        inputs = [rows, *tensors_of(batch.data)]
+        if not self.risk.replays:
+            return product(*inputs)
         key = (recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data))
-        image, weight = self.risk.recordings.run(key, recorded, [rows, *tensors_of(batch.data)])
+        image, weight = self.risk.recordings.run(key, product, inputs)
         return image, weight
+
+    def _considers_compiling(self) -> bool:
+        """Whether it is time to look into it: "auto" leaves short runs alone, at no cost."""
+        choice = self.risk.plan.compile
+        if choice != "auto" or self.risk.dropout:  # masks belong to the batch
+            return choice is True and not self.risk.dropout
+        if self.device.type not in compilation.AUTO_ON or self.world.size > 1:  # each rank has a clock of its own
+            return False
+        to_come = self._expected * self._spent / max(1, self._taken)
+        return Prospect(self._spent + to_come).pays(compilation.START, each=0.0)
 
     def version(self) -> Hashable:
         return self.risk.version()
@@ -272,9 +420,10 @@ class RiskOperator(Operator):
             image, weight = self.batch_rows(params, batch, probe)
             if not bool(image.isfinite().all()):
                 name = self.space.names[int((~self.space.segment(image)[0].isfinite()).int().argmax())]
+                kind = str(self.dtype).removeprefix("torch.")
                 raise NonFiniteError(
-                    f"the {self.matrix} product of batch {batch.index} is not finite, first in {name}, though its loss "
-                    f"is; try dtype=torch.float64, and look for a square root or a norm at zero"
+                    f"the {self.matrix} product of batch {batch.index} is not finite, first in {name} ({kind}), though "
+                    f"its loss is; try dtype=torch.float64, and look for a square root or a norm at zero"
                 )
             return image, weight
 

@@ -19,7 +19,7 @@ from ..losses import Kind, Uniforms
 from ..risk import Params, Risk
 from ..space import random_uniform
 from .algebra import Derived
-from .base import Operator, RiskOperator, each_row
+from .base import Operator, RiskOperator, difference_step, each_row
 from .derivatives import missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class JacobianProduct(RiskOperator):
         return self._forward_mode
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self.risk.sharded:
+            return self._difference(params, batch, rows)
         if self._forward_mode:
             try:
                 return self._forward(params, batch, rows)
@@ -63,12 +65,15 @@ class JacobianProduct(RiskOperator):
                 "need one of the two; replace it in the model, or give it a jvp"
             ) from error
 
-    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self._forward(params, batch, rows, held)
+
+    def _forward(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
         """J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
         loss = self.risk.output_loss
 
         def outputs(p: Params) -> Tensor:
-            return self.risk.output(p, batch)
+            return self.risk.output({**(held or {}), **p}, batch)
 
         def product(v: Params) -> tuple[Params, Tensor]:
             # one forward pass: the tangent rides along as an auxiliary result and is not differentiated again
@@ -78,6 +83,23 @@ class JacobianProduct(RiskOperator):
             return pullback(image)[0], loss.weight(out, batch.data)
 
         return each_row(product, self.space, rows)
+
+    def _difference(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """J v by a central difference of the outputs, J'u by an ordinary backward pass: for a sharded model."""
+        point = self.space.join(params)
+        images = []
+        for row in rows:
+            step = difference_step(point, row)
+            ahead, behind = (self.risk.output(self.space.split(point + e * row), batch) for e in (step, -step))
+            tangent = (ahead - behind) / (2 * step).to(ahead)
+
+            def middle(out: Tensor, tangent: Tensor = tangent) -> Tensor:
+                draws = self._draws(out, batch)
+                return self.risk.output_loss.middle(self.kind, out, batch.data, tangent, draws)
+
+            image, weight = self.risk.pullback(params, batch, middle)
+            images.append(image)
+        return torch.stack(images), weight
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Without forward mode: J'u is linear in u, so that J v is the gradient of v . J'u in u."""
@@ -198,7 +220,7 @@ class Fisher(JacobianProduct):
 
         def uniforms(count: int, stream: str) -> Tensor:
             start = batch.start * (count // batch.size)
-            return random_uniform(count, ("fisher", self.seed, number, stream), self.device, start)
+            return random_uniform(count, ("fisher", self.seed, number, stream), self.risk.device, start)
 
         return uniforms
 

@@ -23,7 +23,7 @@ from ..convolutions import SmoothConvolutions
 from ..errors import NumericalWarning, UnsupportedError
 from ..plan import Route
 from ..risk import Params, Risk
-from .base import RiskOperator, each_row
+from .base import RiskOperator, difference_step, each_row
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Hessian(RiskOperator):
         if wanted not in (*ROUTES, "auto"):
             raise ValueError(f"route must be one of {', '.join(ROUTES)} or auto, got {wanted!r}")
         self.route: Route = wanted
+        self.error: float | None = None  # of differences, relative, where it was measured
         self._batched = True  # whether reverse mode takes all vectors of a chunk at once
         self._graph_seen = False  # whether the graph was searched for what reverse mode leaves out in silence
 
@@ -72,11 +73,66 @@ class Hessian(RiskOperator):
         return Hessian(risk, self.route)
 
     def convention(self) -> str:
-        return f"{super().convention()}, {self.route} route"
+        good = "" if self.error is None else f", products good to {self.error:.0e}"
+        return f"{super().convention()}, {self.route} route{good}"
 
     def _recipe(self) -> Hashable | None:
         known = self.route if self.route != "auto" else self.risk.routes.get(self.risk.names)
         return known if known in _EXACT else None
+
+    def settle(self, rows: Tensor) -> None:
+        """Ranks try the routes on one and the same batch, and go by the clock of the first."""
+        world, names = self.risk.world, self.risk.names
+        if self.risk.sharded:
+            self._settle_sharded(rows)
+            return
+        if self.route != "auto" or world.size == 1:
+            return
+        batch, error = next(iter(self.risk.batches)), None
+        found = [self.risk.routes[names]] if names in self.risk.routes else []
+
+        def look(params: Params, piece: Batch) -> tuple[Tensor, Tensor]:
+            found.extend([] if found else [self._choose(params, piece, rows[: self._chunk])])
+            return rows[:1], rows.new_ones(())
+
+        if world.any(not found):
+            try:
+                with self.risk.session():
+                    self.risk._pieces(look, self.risk.params(), batch)
+            except Exception as caught:
+                error = caught
+        self.route = world.agree("the choice of a route", error, found[0] if found else "auto")[0]
+        self.risk.routes[names] = self.route
+
+    def _settle_sharded(self, rows: Tensor) -> None:
+        """A sharded model has differences alone; how good they are is measured by two steps, on the first batch."""
+        if self.route not in ("auto", "difference"):
+            raise UnsupportedError(
+                "the parameters of a model sharded by FSDP2 have no second derivative, and the "
+                f"{self.route} route needs it; use route='difference', or ritz.GGN"
+            )
+        self.route = self.risk.routes[self.risk.names] = "difference"
+        if self.error is None:
+            self.error = self.difference_error(rows[0])
+
+    def difference_error(self, row: Tensor) -> float:
+        """The relative error of a central difference along a row (dim,), by steps of one and two lengths.
+
+        The truncation error goes as the square of the step, so a third of what the two differ by is that of the
+        shorter; round-off and kinks are in it as they come. It is measured on the first batch.
+
+        Example:
+            >>> model = torch.nn.Linear(2, 1, bias=False)
+            >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)))
+            >>> Hessian(risk, route="difference").difference_error(torch.ones(2)) < 1e-3
+            True
+        """
+        batch, params = next(iter(self.risk.batches)), self.risk.params()
+        with self.risk.session():
+            near, far = (self._difference(params, batch, row[None], stretch)[0] for stretch in (1.0, 2.0))
+        near, far = self.world.sum(near), self.world.sum(far)
+        size = float(near.norm())
+        return float((near - far).norm()) / (3 * size) if size else 0.0
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.route == "auto":
@@ -98,15 +154,21 @@ class Hessian(RiskOperator):
             params, batch, rows
         )
 
-    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
+        def total(p: Params) -> tuple[Tensor, Tensor]:
+            return self.risk.total_and_weight({**(held or {}), **p}, batch)
+
         def gradient(p: Params) -> tuple[Params, Tensor]:
-            return torch.func.grad(self.risk.total_and_weight, has_aux=True)(p, batch)  # type: ignore[no-any-return]
+            return torch.func.grad(total, has_aux=True)(p)  # type: ignore[no-any-return]
 
         def product(v: Params) -> tuple[Params, Tensor]:
             result: Any = torch.func.jvp(gradient, (params,), (v,), has_aux=True)
             return result[1], result[2]
 
         return each_row(product, self.space, rows)
+
+    def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self._forward(params, batch, rows, held)  # two passes in reverse cannot be compiled
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         single = len(rows) == 1  # then nothing need be batched, which convolutions of the fast kind cannot be
@@ -136,13 +198,11 @@ class Hessian(RiskOperator):
         return self.space.join(dict(zip(self.space.names, images, strict=True)), lead=1), weight.detach()
 
     def _difference(self, params: Params, batch: Batch, rows: Tensor, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Truncation error ~ step^2, rounding ~ eps / step: the best step is eps^(1/3), relative to |w| / |v|."""
+        """[grad L(w + e v) - grad L(w - e v)] / 2e, with the step e scaled to the vector."""
         point = self.space.join(params)
-        scale = stretch * torch.finfo(self.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
         images = []
         for row in rows:
-            length = row.norm()
-            step = scale / torch.where(length > 0, length, 1.0)
+            step = difference_step(point, row, stretch)
             ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
             behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
             images.append((ahead - behind) / (2 * step))

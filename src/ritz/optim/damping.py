@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..batches import on_host
 from ..errors import NonFiniteError
 from ..estimators.noise import Curvature, curvature_noise
 from ..results import Estimate
@@ -206,7 +207,7 @@ class AutoDamping:
         for stream in self.streams:
             due = interval if stream.method == "halves" else 2 * interval
             if stream.waiting or self.count % due == 0:
-                stream.add(batch, self.count)
+                stream.add(self._common(batch), self.count)
 
     def _refresh(self, batch: Any) -> None:
         """Look, ask the rules, write."""
@@ -259,7 +260,11 @@ class AutoDamping:
         if self._before is None:
             raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
         before, self._before = self._before, None
-        return reduction_ratio(self.risk.on([batch] if batch is not None else self._subset()), before)
+        return reduction_ratio(self.risk.on([self._common(batch)] if batch is not None else self._subset()), before)
+
+    def _common(self, batch: Any) -> Any:
+        """Where ranks train together, each on a batch of its own: that of rank 0, which all then share the work on."""
+        return batch if self.risk.world.size == 1 else self.risk.world.first(on_host(batch))
 
     def _key(self, *names: object) -> int:
         """A seed of its own for each purpose and step."""

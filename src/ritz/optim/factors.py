@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..comm import World
 from ..operators.kronecker import Eigenspace, eigenbasis, kronecker, rayleigh
 from ..operators.layer_factors import Statistics, Unit
 
@@ -145,6 +146,24 @@ class RunningBlock:
         found["input"] = _aligned(found["input"])
         self.vectors = {what: _settled(new, self.vectors.get(what)) for what, new in found.items()}
 
+    def parts(self) -> dict[str, Tensor | None]:
+        """What `renew` made, by name."""
+        scale = self.scale.value if self.ekfac else None
+        vectors = {f"vectors {what}": tensor for what, tensor in self.vectors.items()}
+        return {**{f"values {what}": tensor for what, tensor in self.values.items()}, **vectors, "scale": scale}
+
+    def adopt(self, parts: Mapping[str, Tensor | None]) -> None:
+        """What `renew` of the same block made elsewhere, in the place of `renew`."""
+        self.renewed, self._changed = self.count, True
+        for name, tensor in parts.items():
+            kind, _, what = name.partition(" ")
+            if kind == "values" and tensor is not None:
+                self.values[what] = tensor
+            elif kind == "vectors":
+                self.vectors[what] = _settled(tensor, self.vectors.get(what))
+            elif tensor is not None:
+                self.scale.value = tensor
+
     def _basis(self, what: str, factor: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.refresh == "qr" and last is not None:
             image = factor @ last
@@ -243,6 +262,79 @@ def renew_all(blocks: Sequence[RunningBlock]) -> None:
     """
     widest_first = sorted(blocks, key=lambda block: -block.unit.inputs)
     _abreast([block.renew for block in widest_first], {block.device for block in blocks})
+
+
+def renew_shared(blocks: Sequence[RunningBlock], world: World) -> None:
+    """`renew_all` shared out among ranks: each decomposes some of the blocks, and all have the results.
+
+    The factors are to be the same on every rank. A decomposition of order n costs n^3; the next dearest block goes to
+    the rank that has least to do.
+
+    Example:
+        >>> from ritz.comm import SELF
+        >>> from ritz.operators.layer_factors import units_of
+        >>> block = RunningBlock(units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""])
+        >>> block.add({"|input": torch.eye(1)[None], "|rows": torch.tensor(1.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
+        >>> renew_shared([block], SELF)
+        >>> block.renewed
+        1
+    """
+    if world.size == 1:
+        return renew_all(blocks)
+    load, owners = [0.0] * world.size, [0] * len(blocks)
+    costs = [_cost(block) for block in blocks]
+    for number in sorted(range(len(blocks)), key=lambda number: -costs[number]):
+        owners[number] = load.index(min(load))
+        load[owners[number]] += costs[number]
+    mine = [block for block, owner in zip(blocks, owners, strict=True) if owner == world.rank]
+    error = None
+    try:
+        if mine:
+            renew_all(mine)
+    except Exception as caught:
+        error = caught
+    made = [block.parts() for block in mine]
+    told = world.agree("eigendecompositions", error, [{n: t is not None for n, t in own.items()} for own in made])
+    sent = world.cat([t for own in made for t in own.values() if t is not None], blocks[0].device)
+    queues = [(iter(names), iter(tensors)) for names, tensors in zip(told, sent, strict=True)]
+    for block, owner in zip(blocks, owners, strict=True):
+        names, tensors = queues[owner]
+        # the owner takes what it sent as well: all go on with the same bits
+        block.adopt({name: next(tensors) if there else None for name, there in next(names).items()})
+    return None
+
+
+def _cost(block: RunningBlock) -> float:
+    """Of a decomposition, in the third power of its order."""
+    factors = [average.value for average in block.averages.values() if average.value is not None]
+    return float(sum(f.shape[0] * f.shape[-1] ** 3 for f in factors if f.ndim == 3 and f.shape[-1] == f.shape[-2])) + 1
+
+
+def summed(stats: Statistics, weight: Tensor | float, world: World) -> tuple[Statistics, Tensor | float]:
+    """Statistics and their weight, added up over ranks by one sum; what a rank has not seen counts as zero.
+
+    Example:
+        >>> from ritz.comm import SELF
+        >>> summed({"a": torch.ones(1)}, 2.0, SELF)
+        ({'a': tensor([1.])}, 2.0)
+    """
+    if world.size == 1:
+        return stats, weight
+    own = {name: (tuple(t.shape), t.dtype) for name, t in stats.items()}
+    known = {name: kind for each in world.agree("factors", None, own) for name, kind in each.items()}
+    if not known:
+        return {}, weight
+    device = next((t.device for t in stats.values()), torch.device("cpu"))
+    dtype = next(iter(known.values()))[1]
+    for _, other in known.values():
+        dtype = torch.promote_types(dtype, other)
+    names = sorted(known)
+    tensors = [stats[n] if n in stats else torch.zeros(known[n][0], device=device) for n in names]
+    flat = world.sum(torch.cat([t.reshape(-1).to(device, dtype) for t in tensors]))
+    parts = flat.split([t.numel() for t in tensors])
+    whole = world.sum(torch.as_tensor(weight, dtype=torch.float64))
+    found = {n: part.reshape(known[n][0]).to(known[n][1]) for n, part in zip(names, parts, strict=True)}
+    return found, whole.to(device)
 
 
 def _abreast(jobs: Sequence[Callable[[], None]], devices: Collection[torch.device]) -> None:

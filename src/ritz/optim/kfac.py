@@ -9,14 +9,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import NumericalWarning
+from ..comm import Group, world
+from ..errors import NumericalWarning, UnsupportedError
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
+from ..modes import unwrapped
 from ..operators.base import full_precision
 from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
 from ..replay import Recordings, place_of, tensor_cores
+from ..sharded import is_sharded
 from ..space import select
-from .factors import Refresh, RunningBlock, Start, renew_all
+from .factors import Refresh, RunningBlock, Start, renew_shared, summed
 from .groups import damping_of, decayed, grouped, rate_of, renamed
 from .passes import Watcher
 from .skipping import finite, tell_skipped
@@ -80,6 +83,9 @@ class KFAC(torch.optim.Optimizer):
             default: several times as fast, and a step is off by less than a thousandth. Eigenvectors and eigenvalues
             are made in float32 all the same. False leaves it to torch's own switch.
         seed: Of the optimiser's own generator; the global ones are not touched.
+        group: Whose ranks train together, as for `ritz.Risk`, with gradients that DistributedDataParallel or the user
+            averages: factors are summed over ranks, eigendecompositions shared out, and the weights are those of one
+            rank with all samples. "self" for a model that this process trains by itself.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -124,6 +130,7 @@ class KFAC(torch.optim.Optimizer):
         max_factor: int = 10_000,
         tf32: bool = True,
         seed: int = 0,
+        group: Group = "world",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; KFAC needs the layers")
@@ -137,6 +144,13 @@ class KFAC(torch.optim.Optimizer):
             raise ValueError(f"stat_decay must lie in [0, 1), got {stat_decay}")
         if kl_clip is not None and not kl_clip > 0:
             raise ValueError(f"kl_clip must be positive, or None, got {kl_clip}")
+        if type(model).__name__ in ("DistributedDataParallel", "_FabricModule"):
+            model = unwrapped(model)
+        if is_sharded(model):
+            raise UnsupportedError(
+                "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
+            )
+        self.world = world(group)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._params:
             raise ValueError("the model has no parameter to train: none has requires_grad")
@@ -155,7 +169,9 @@ class KFAC(torch.optim.Optimizer):
         self._replays = len(devices) == 1 and next(iter(devices)).type == "cuda"
         known = _LOSSES[loss]() if isinstance(loss, str) and loss in _LOSSES else loss
         collector = Collector(units, sharing, max_factor)
-        self._watcher = Watcher(model, collector, _as_loss(known), fisher, num_samples, loss_scale, tf32, seed)
+        self._watcher = Watcher(
+            model, collector, _as_loss(known), fisher, num_samples, loss_scale, tf32, seed, self.world
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; only parameters of the model can be trained, since the others belong to no layer."""
@@ -211,6 +227,9 @@ class KFAC(torch.optim.Optimizer):
                 "backward(); passes that are not for training belong under torch.no_grad() or opt.pause()"
             )
         stats, weight = self._watcher.take()
+        if self._watcher.active and self.world.size > 1:
+            self._keep_together()
+            stats, weight = summed(stats, weight, self.world)
         if stats and not finite(stats.values()):
             warnings.warn(
                 f"the statistics of step {self.steps} are not finite and were left out of the factors",
@@ -223,7 +242,26 @@ class KFAC(torch.optim.Optimizer):
                 block.add(stats, weight)
         due = [block for number, block in enumerate(self.blocks.values()) if self._renewal_due(number, block)]
         if due:
-            renew_all(due)
+            renew_shared(due, self.world)
+
+    def _keep_together(self) -> None:
+        """Ranks multiply each for itself, and round-off would part their weights in the end: all take those of rank 0.
+
+        Raises:
+            ValueError: If more than round-off is between them.
+        """
+        params = list(self._params.values())
+        flat = torch.cat([p.detach().reshape(-1) for p in params])
+        common, lengths = self.world.same(flat, float(flat.double().norm()))
+        apart = max(self.world.gather(float((common - flat).double().norm())))
+        if apart > 1e-3 * max(lengths):
+            raise ValueError(
+                f"the weights of the ranks are {apart:.3g} apart, of {max(lengths):.3g}: gradients have to be averaged "
+                "over ranks, as DistributedDataParallel does; KFAC(..., group='self') trains on each rank by itself"
+            )
+        if apart:
+            for p, part in zip(params, common.split([p.numel() for p in params]), strict=True):
+                p.copy_(part.view_as(p))
 
     def _renewal_due(self, number: int, block: RunningBlock) -> bool:
         if block.count == block.renewed:  # nothing new

@@ -15,6 +15,7 @@ from ..krylov.quadrature import eigen_system
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..risk import Risk
+from ..space import Shard
 from .streaming import MATRICES
 
 Start = Literal["random", "grad"]
@@ -200,4 +201,5 @@ def ritz_pairs(operator: Operator, rows: Tensor, num_steps: int) -> tuple[Tensor
     size = int(ends[0]) + 1 if len(ends) else len(alpha)  # the rest is zero
     values, vectors = eigen_system(alpha[:size], beta[: size - 1])
     coefficients = vectors.T  # (m, m)
-    return values, coefficients.to(rows) @ state.basis[:size, 0], beta[size - 1] * coefficients[:, -1].abs()
+    own = coefficients.to(rows) @ state.basis[:size, 0]  # where ranks work together, the part of this one
+    return values, Shard(operator.world, operator.dim).whole(own), beta[size - 1] * coefficients[:, -1].abs()

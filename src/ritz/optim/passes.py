@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..comm import SELF, World
 from ..errors import UnsupportedError
 from ..layers import Capture, Recorder
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
@@ -92,6 +93,8 @@ class Watcher:
         loss_scale: What the user's loss is multiplied by before `backward`; matters to "empirical" alone.
         tf32: Make factors in TF32 on a GPU.
         seed: Of drawn labels and signs.
+        world: The ranks that train together. Draws belong to places in the batch that is theirs together, as long as
+            all have as many samples.
 
     Example:
         >>> from ritz.operators.layer_factors import units_of
@@ -114,10 +117,12 @@ class Watcher:
         loss_scale: float | Callable[[], float] = 1.0,
         tf32: bool = False,
         seed: int = 0,
+        world: World = SELF,
     ) -> None:
         self.model, self.collector, self.loss, self.fisher = model, collector, loss, fisher
         self.num_samples, self.loss_scale, self.tf32, self.seed = num_samples, loss_scale, tf32, seed
         self.active, self.paused, self.draws = True, False, 0
+        self.world = world
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
         self._latest: Callable[[], Pass | None] = lambda: None
@@ -254,14 +259,16 @@ class Watcher:
         """The generator: numbers keyed by the seed and by how often labels were drawn before."""
         self.draws += 1
         key = ("kfac", self.seed, self.draws)
-        return lambda count, stream: random_uniform(count, (*key, stream), device)
+        return lambda count, stream: random_uniform(count, (*key, stream), device, self.world.rank * count)
 
     def _signs(self, stack: Tensor) -> Tensor:
         """A sign for each cotangent and sample."""
         self.draws += 1
         key = ("kfac", self.seed, self.draws, "sign")
-        signs = random_signs(stack.shape[0] * stack.shape[1], key, stack.device).to(stack)
-        return signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
+        count, size = stack.shape[:2]
+        signs = random_signs(count * size * self.world.size, key, stack.device).to(stack)
+        own = signs.reshape(count, self.world.size, size)[:, self.world.rank]
+        return own.reshape(count, size, *[1] * (stack.ndim - 2))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import secrets
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +20,17 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..files import write_text
+from ..locks import lock, unlock
+from ..reading import brief, damaged, read_json, refuse_irregular
+from ..schema import fits
 from ..space import random_bits
-from ..storage import load, save, write_text
+from ..storage import load, save
 from .recipe import Recipe, describe, fingerprint
 
 FORMAT = 1
+ELSEWHERE = "name another folder, or remove this one"
+_KEPT = {"epoch": int, "step": int, "log_bytes": int, "seconds": float, "stop": str, "model": Mapping[str, Tensor]}
 _LOOKS = 4096  # entries of a tensor that tell it from another
 
 
@@ -73,8 +78,8 @@ class Folder:
             has = "checkpoints" if self._checkpoints() else self.log.name
             raise ValueError(f"{self.path} has {has} and no run.json that says of what: name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        mark = _lock(self.path / "lock")
-        self.unlock = weakref.finalize(self, _unlock, self.path / "lock", mark)  # at the exit of the process at last
+        mark = lock(self.path / "lock", "is training in")
+        self.unlock = weakref.finalize(self, unlock, self.path / "lock", mark)  # at the exit of the process at last
         self._about = {**own, "starts": [] if there is None else there["starts"]}
         self._write()
 
@@ -85,6 +90,8 @@ class Folder:
 
     def begin(self, epoch: int, log_bytes: int, machine: str) -> None:
         """Note who goes on from here, and cut off what was logged since."""
+        if self.log.is_symlink() or self.log.exists():
+            refuse_irregular(self.log, links=False)  # it is cut, and what a link leads to may not be ours
         versions = {"ritz": __version__, "torch": torch.__version__, "python": platform.python_version()}
         self._about["starts"].append({"epoch": epoch, **versions, "machine": machine})
         self._write()
@@ -92,9 +99,19 @@ class Folder:
             os.truncate(self.log, log_bytes)
 
     def newest(self) -> Any:
-        """The state of the newest checkpoint; None where there is none."""
+        """The state of the newest checkpoint; None where there is none.
+
+        Raises:
+            ValueError: If it is damaged, or no state of a training run.
+        """
         whole = self._checkpoints()
-        return load(whole[-1]) if whole else None
+        if not whole:
+            return None
+        state = load(whole[-1])
+        if not isinstance(state, dict) or (wrong := [k for k, kind in _KEPT.items() if not fits(state.get(k), kind)]):
+            what = f"no {wrong[0]} is in it" if isinstance(state, dict) else "it is no state of a training run"
+            damaged(whole[-1], what, ELSEWHERE)
+        return state
 
     def keep(self, epoch: int, state: Mapping[str, Any]) -> None:
         """Write the state after an epoch, and then remove those before."""
@@ -113,66 +130,18 @@ class Folder:
 
     def _read(self) -> Any:
         source = self.path / "run.json"
-        return json.loads(source.read_text(encoding="utf8")) if source.exists() else None
-
-
-def _lock(path: Path) -> dict[str, Any]:
-    """Make the file that keeps other processes away, and return what it says."""
-    own = {"process": os.getpid(), "machine": platform.node(), "mark": secrets.token_hex(8)}
-    for _ in range(3):  # another process may take over the same lock, or end, in the same instant
-        try:
-            with path.open("x", encoding="utf8") as file:
-                json.dump(own, file)
-            return own
-        except FileExistsError:
-            owner = _owner(path)
-            if owner is not None and _at_work(owner):
-                break
-            path.unlink(missing_ok=True)
-    who = "another process" if not owner else f"process {owner['process']} on {owner['machine']}"
-    raise BlockingIOError(f"{who} is training in {path.parent}; if there is no such process any more, remove {path}")
-
-
-def _owner(path: Path) -> dict[str, Any] | None:
-    """What a lock says: nothing where it is gone, {} where it is not written yet."""
-    try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf8") or "{}")
-    except FileNotFoundError:
-        return None
-    return said
-
-
-def _at_work(owner: Mapping[str, Any]) -> bool:
-    """Whether another process that has a lock may be alive; of one on another machine nothing is known."""
-    if not owner or owner["machine"] != platform.node():
-        return True
-    if owner["process"] == os.getpid():  # a run of this process that has ended and is not yet collected
-        return False
-    if os.name == "nt":  # signal 0 is no question there
-        return True
-    try:
-        os.kill(owner["process"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # there is one, of another user
-        pass
-    try:  # one that was killed and that nobody has asked after is there in name only
-        stat = Path(f"/proc/{owner['process']}/stat").read_text(encoding="utf8")
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def _unlock(path: Path, mark: Mapping[str, Any]) -> None:
-    """Remove the lock that this object made, and no other; a forked process has a copy of the object."""
-    if mark["process"] == os.getpid() and _owner(path) == mark:
-        path.unlink(missing_ok=True)
+        if not source.exists():
+            return None
+        said = read_json(source, ELSEWHERE)
+        if not fits(said, Mapping[str, Any]) or not fits(said.get("starts"), list[dict[str, Any]]):
+            damaged(source, "it does not say what is trained here", ELSEWHERE)
+        return said
 
 
 def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
     """Refuse to go on with something else."""
     for part in ("format", "recipe", "data"):
-        apart = _difference(there[part], own[part], part)
+        apart = _difference(there.get(part), own[part], part)
         if apart:
             raise ValueError(f"{path} is the folder of another run, {apart}: name another folder, or remove this one")
 
@@ -185,7 +154,8 @@ def _difference(there: Any, own: Any, where: str) -> str:
             if found:
                 return found
         return ""
-    return "" if there == own else f"{where} is {json.dumps(there)} there and {json.dumps(own)} here"
+    there, own = (brief(json.dumps(one), 100) for one in (there, own)) if there != own else ("", "")
+    return there and f"{where} is {there} there and {own} here"
 
 
 def _look(tensor: Tensor) -> str:

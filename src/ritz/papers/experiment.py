@@ -12,17 +12,16 @@ the rows that were measured.
 import json
 import math
 import platform
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import torch
 
+from ..files import write_text
+from ..provenance import own_commit
 from ..results import Estimate
-from ..storage import write_text
 from .base import Claim
 from .recipe import Budget
 
@@ -163,24 +162,6 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
         text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
         entries.append(f" {_json(key)}: {text}")
     return write_text(target, "{\n" + ",\n".join(entries) + "\n}\n")
-
-
-@cache
-def own_commit() -> str | None:
-    """The commit of the package's checkout, and whether there were changes beside it; None where it is no checkout."""
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    try:
-        if not git("ls-files", "--", here.name):  # installed within somebody else's repository
-            return None
-        commit, changes = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain")
-    except OSError:  # no git
-        return None
-    return commit + (" + changes" if changes else "") if commit else None
 
 
 def grouped(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -18,9 +18,10 @@ from ..errors import NonFiniteError
 from ..loggers import Fanout, JSONLines, LoggerLike, Memory, read
 from ..optim import AutoDamping, IterateAverage, TrainingLog
 from ..plan import Plan
+from ..reading import damaged
 from ..risk import Risk
 from ..space import random_bits, random_uniform
-from .checkpoints import Folder
+from .checkpoints import ELSEWHERE, Folder
 from .recipe import Averaging, Recipe
 
 Data = tuple[Tensor, Tensor]
@@ -369,14 +370,22 @@ class Loop:
         if self.folder is None:
             return
         state = self.folder.newest() or {"epoch": 0, "log_bytes": 0}
+        if state["epoch"]:
+            self._restore(state, self.folder)
         self.folder.begin(state["epoch"], state["log_bytes"], _machine(self.device))
         if not state["epoch"]:
             return
-        self.epoch, self.step, self.seconds, self.stop = (state[k] for k in ("epoch", "step", "seconds", "stop"))
-        self.model.load_state_dict(state["model"])
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
         self.history.rows += read(self.folder.log).rows if self.folder.log.exists() else []
+
+    def _restore(self, state: Mapping[str, Any], folder: Folder) -> None:
+        """Everything as it was kept; nothing in the folder is changed before all of it fits."""
+        self.epoch, self.step, self.seconds, self.stop = (state[k] for k in ("epoch", "step", "seconds", "stop"))
+        try:
+            self.model.load_state_dict(state["model"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
+        except Exception as error:  # of whoever has a state: torch, an optimiser, a damping rule
+            damaged(folder.path, error, ELSEWHERE)
 
 
 def _accuracy(outputs: Tensor, y: Tensor) -> Tensor:

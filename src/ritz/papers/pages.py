@@ -5,7 +5,6 @@ docs/reproductions.md      what was run and how it came out, every claim beside 
 docs/reproductions_PAPER_ITEM.png
 """
 
-import json
 import math
 import re
 from collections import Counter
@@ -14,12 +13,15 @@ from pathlib import Path
 from textwrap import fill, shorten
 from typing import Any, get_args
 
+from ..files import write_text
+from ..reading import brief, read_json
 from ..results import show
-from ..storage import write_text
-from .base import Verdict, allowed
+from ..schema import check_fields, fits
+from .base import Claim, Verdict, allowed
 from .catalogue import CATALOGUE, Shown
 from .experiment import Experiment, numbers, read_claim
 from .experiments import EXPERIMENTS, PAPERS
+from .highlights import HIGHLIGHTS, Highlight
 
 Result = dict[str, Any]
 
@@ -28,6 +30,14 @@ MANY = 40  # claims that are folded away
 EVIDENCE = 320  # characters of it in a table
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 PLURAL = dict(zip(VERDICTS, ("hold", "hold in direction", "are refuted", "are not decidable"), strict=True))
+
+_REMEDY = "remove it, or run the experiment again"
+_PARTS = {
+    "paper": str, "item": str, "source": str, "machine": str, "seconds": float, "setting": Mapping[str, Any],
+    "versions": Mapping[str, Any], "claims": list[dict[str, Any]], "seeds": list[int], "title": str,
+    "commit": str | None,
+}  # fmt: skip
+_ABSENT = {"seeds": [], "title": ""}  # what files of old may lack
 
 _TOP = """# The papers, reproduced
 
@@ -48,6 +58,13 @@ recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` run
 """
 
 
+_SHORT = """## In short
+
+What is asked first, and the claim that answers it: a choice, for and against the papers. Where a verdict is "refuted",
+what is expected is not so on what was run; sections below have all claims and their evidence.
+"""
+
+
 def read_results(folder: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Result]:
     """All results of a folder, in the order of the table of experiments, those that it does not have at the end.
 
@@ -56,13 +73,10 @@ def read_results(folder: Path, table: Sequence[Experiment] = EXPERIMENTS) -> lis
     """
     found = []
     for path in sorted(folder.glob("*/*.json")):
-        try:
-            result = json.loads(path.read_text(encoding="utf8"))
-            place = (result["paper"], result["item"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a result of `ritz reproduce`: {error!r}") from error
+        result = _read(path)
+        place = (result["paper"], result["item"])
         if place != (path.parent.name, path.stem):
-            raise ValueError(f"{path} has the result of {'/'.join(place)}: results are at PAPER/ITEM.json")
+            raise ValueError(f"{path} has the result of {'/'.join(place)}: name it PAPER/ITEM.json")
         found.append(result)
     order = {(one.paper, one.item): number for number, one in enumerate(table)}
     papers = list(PAPERS)
@@ -70,6 +84,26 @@ def read_results(folder: Path, table: Sequence[Experiment] = EXPERIMENTS) -> lis
         found,
         key=lambda r: (_place(papers, r["paper"]), order.get((r["paper"], r["item"]), len(order)), r["item"]),
     )
+
+
+def _read(path: Path) -> Result:
+    """A file of a result, if it has all that the page tells of it."""
+    found = read_json(path, _REMEDY)
+    try:
+        for key, kind in _PARTS.items():
+            if not fits(found.get(key, _ABSENT.get(key)), kind):
+                raise ValueError(f"its {key} is {brief(repr(found.get(key)), 40)}")
+        for part, key in (("setting", "budget"), ("versions", "torch")):
+            if not isinstance(found[part][key], str):
+                raise ValueError(f"its {part} has no {key}")
+        for claim in found["claims"]:
+            if claim["verdict"] not in VERDICTS:
+                raise ValueError(f"a verdict is {brief(repr(claim['verdict']), 40)}")
+            check_fields(Claim, vars(read_claim(claim)))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a result of `ritz reproduce` ({brief(error)}); {_REMEDY}") from error
+    result: Result = found
+    return result
 
 
 def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Path]:
@@ -87,8 +121,9 @@ def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIME
 
 
 def page(
-    results: Sequence[Result], table: Sequence[Experiment] = EXPERIMENTS, catalogue: Sequence[Shown] = CATALOGUE
-) -> str:
+    results: Sequence[Result], table: Sequence[Experiment] = EXPERIMENTS, catalogue: Sequence[Shown] = CATALOGUE,
+    highlights: Sequence[Highlight] = HIGHLIGHTS,
+) -> str:  # fmt: skip
     """The page as Markdown.
 
     Example:
@@ -96,7 +131,7 @@ def page(
         '# The papers, reproduced'
     """
     drawn = {(one.paper, one.item) for one in table if one.figure is not None}
-    parts = [_TOP, _summary(results)]
+    parts = [_TOP, _short(results, highlights), _summary(results)]
     for paper, seeds in PAPERS.items():
         own = [result for result in results if result["paper"] == paper]
         if own:
@@ -135,6 +170,20 @@ def _summary(results: Sequence[Result]) -> str:
     head = ("experiment", "source", "budget", "seeds", "machine", "commit", "time", *VERDICTS)
     count = f"{sum(total.values())} claims of {len(results)} experiments: {said}.\n\n" if results else ""
     return count + _table(head, rows, right=1 + len(VERDICTS)) + "\n"
+
+
+def _short(results: Sequence[Result], highlights: Sequence[Highlight]) -> str:
+    """What is asked first, answered by claims; nothing where none of it was run."""
+    rows = []
+    by_place = {f"{result['paper']}/{result['item']}": result for result in results}
+    for one in highlights:
+        claim = one.answer(results)
+        if claim is not None:
+            _, text, expected, measured, verdict, _ = _claim(claim)
+            link = f"[{text}](#{_anchor(one.place.replace('/', ' '))})"
+            rows.append((one.question, link, by_place[one.place]["setting"]["budget"], expected, measured, verdict))
+    head = ("question", "what the paper has, as a claim", "budget", "expected", "measured", "verdict")
+    return f"{_SHORT}\n{_table(head, rows)}\n\n## All experiments\n" if rows else ""
 
 
 def _section(result: Result, ids: Sequence[str], drawn: bool) -> str:

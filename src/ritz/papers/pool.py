@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from ..storage import write_text
+from ..files import write_text
+from ..reading import damaged, read_json
 from .experiment import Progress, Setting
 from .loop import Data, Training
 from .recipe import Recipe, describe
@@ -121,7 +122,7 @@ def _one(
         if finish is None:
             found: dict[str, Any] = {}
         elif folder is not None and _is_found(folder, finish):
-            found = json.loads((folder / FOUND).read_text(encoding="utf8"))["found"]
+            found = _said(folder)["found"]
         else:
             found = dict(finish(done, recipe, data))
             if folder is not None:
@@ -145,8 +146,16 @@ def _is_found(folder: Path | None, finish: Finish | None) -> bool:
     """Whether a run has ended, and what it gave was measured by the same function."""
     if folder is None or finish is None or not (folder / FOUND).exists():
         return False
-    said = json.loads((folder / FOUND).read_text(encoding="utf8"))
-    return bool(said.get("finish") == describe(finish, "finish"))
+    return bool(_said(folder).get("finish") == describe(finish, "finish"))
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What a run has left behind of its measurements."""
+    remedy = "remove it, and it is measured again"
+    said = read_json(folder / FOUND, remedy)
+    if not isinstance(said, dict) or not isinstance(said.get("found"), dict):
+        damaged(folder / FOUND, "it does not say what was found", remedy)
+    return said
 
 
 # ------------------------------------------------------------------------------------------- in other processes

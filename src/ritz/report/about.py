@@ -8,6 +8,7 @@ from ..measures.measure import Measurement
 from ..measures.registry import MEASURES
 from ..tables import Table
 from .markup import Markup, element
+from .numerals import short
 from .page import Block, Section
 
 _ABSTRACT = "The curvature of a neural network's loss, measured matrix-free, with error bars, in PyTorch"
@@ -19,18 +20,27 @@ def cost_section(found: Measurement) -> Section:
 
     Example:
         >>> print(cost_section(Measurement(estimates={}, seconds={"forward pass": 2.0, "loss": 1.0})).blocks[0])
-        3 seconds in runs that the measures share; a product is about two gradients.
+        3 seconds in runs that the measures share; a product takes about two to three gradients.
     """
     seconds = dict(found.seconds)
     total = sum(seconds.values()) or 1.0
     products = {"Hessian spectrum": found.spectrum.products} if found.spectrum is not None else {}
     rows = [
-        (name, f"{spent:.3g}", f"{spent / total:.0%}", f"{products[name]:,}" if name in products else "")
+        (name, *_part(spent, total), f"{products[name]:,}" if name in products else "")
         for name, spent in sorted(seconds.items(), key=lambda pair: -pair[1])
     ]
     table = Table(("run", "seconds", "share", "products"), rows, numeric=(1, 2, 3))
-    lead = f"{sum(seconds.values()):.3g} seconds in runs that the measures share; a product is about two gradients."
+    lead = (
+        f"{short(sum(seconds.values()), 3)} seconds in runs that the measures share; a product takes about two to "
+        "three gradients."
+    )
     return Section("Cost", [lead, element("div", Markup(table.to_html()), class_="scroll plain")])
+
+
+def _part(spent: float, total: float) -> tuple[str, str]:
+    """Seconds and their share, as far as they matter."""
+    seconds = short(spent, 3) if spent >= 1e-3 else "below 0.001"
+    return seconds, f"{spent / total:.0%}" if spent >= 0.005 * total else "below 1%"
 
 
 def settings_section(settings: Mapping[str, Any]) -> Section:

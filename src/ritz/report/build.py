@@ -18,6 +18,7 @@ from ..measures.outputs import Outputs
 from ..results import Estimate
 from ..tables import Table
 from . import about, audits, comparisons, samples, solutions, spectra, training
+from .numerals import typeset
 from .page import Page, Section
 
 SAMPLE_TRACES = "sample traces"  # the name of what ritz.sample_traces gives
@@ -226,7 +227,10 @@ def _overview(found: _Found, notes: Sequence[str]) -> Section:
             ("trace", one.trace), ("Frobenius norm", one.frobenius_norm), ("largest eigenvalue", one.lambda_max),
             ("smallest eigenvalue", one.lambda_min), ("sum of negatives", one.negative_trace),
         ]  # fmt: skip
-    return Section("Overview", [*notes, *([solutions.tiles(figures)] if figures else [])])
+    if found.comparison is not None and not notes:
+        notes = comparisons.summary(found.comparison)
+    sentences = [typeset(note) for note in notes]
+    return Section("Overview", [*sentences, *([solutions.tiles(figures)] if figures else [])])
 
 
 def _values(estimate: Estimate) -> Section:

@@ -9,11 +9,12 @@ from ..measures.registry import MEASURES
 from ..results import Estimate
 from .charts import Chart, interval, points
 from .markup import Markup, element
-from .numerals import short
+from .numerals import error, short
 from .page import Block, Section
 from .spectra import density_chart
 
 INKS = 8  # colours in the style sheet
+OUTCOME = "gap_loss"  # what the other measures are compared with
 _FIRST = ("trace", "spectral_norm", "frobenius_norm", "metric_a")  # what is drawn against the gap at first
 _KINDS = {"same": "good", "opposite": "bad", "mixed": "unsure", "undecided": "unsure"}
 
@@ -47,13 +48,39 @@ def section(found: Comparison) -> Section:
     return Section("Comparison", blocks)
 
 
+def summary(found: Comparison) -> list[str]:
+    """What the comparison comes to, in sentences; nothing where no test data were given.
+
+    Example:
+        >>> X, y = torch.eye(2), torch.tensor([0, 1])
+        >>> model = torch.nn.Linear(2, 2)
+        >>> risk = ritz.Risk(model, torch.nn.CrossEntropyLoss(), (X, y))
+        >>> same = risk.at({name: p.clone() for name, p in risk.params().items()})
+        >>> summary(ritz.compare({"one": risk, "same": same}, (X, y), measures=["gap_loss", "weight_norm"]))
+        ['By the gap in loss: all equal.', 'Beyond the error bars of both, no measure orders ... or against it.']
+    """
+    if OUTCOME not in found.rankings:
+        return []
+    words: dict[str, list[str]] = {}
+    for key in found.rankings:
+        if key not in MEASURES or MEASURES[key].family != "gap":
+            words.setdefault(found.agreement(key, OUTCOME).verdict, []).append(key)
+    told = [
+        f"{name}: {', '.join(words[verdict])}."
+        for verdict, name in (("same", "Ordered as the gap"), ("opposite", "Ordered against it"))
+        if verdict in words
+    ]
+    none = "Beyond the error bars of both, no measure orders the solutions as the gap does or against it."
+    return [f"By the gap in loss: {found[OUTCOME].verdict}.", " ".join(told) or none]
+
+
 def _swatch(place: int, name: str) -> Markup:
     dot = Markup('<i class="points"></i>')
     return element("span", dot, element("span", name), class_=f"key ink-{place % INKS}")
 
 
 def _table(found: Comparison) -> Markup:
-    outcome = "gap_loss" if "gap_loss" in found.rankings else None
+    outcome = OUTCOME if OUTCOME in found.rankings else None
     names = ["measure", "side by side", "verdict", *([f"with {outcome}"] if outcome else [])]
     head = [element("th", name, scope="col") for name in names]
     head += [element("th", name, scope="col", class_="number") for name in found.measurements]
@@ -64,7 +91,11 @@ def _table(found: Comparison) -> Markup:
 
 def _row(found: Comparison, key: str, outcome: str | None) -> Markup:
     values = {name: m[key] for name, m in found.measurements.items()}
-    cells = [element("td", short(float(e.value)), class_="number", data_name=name) for name, e in values.items()]
+    cells = [
+        element("td", short(float(e.value)), element("small", error(e)) if error(e) else "", class_="number",
+                data_name=name)
+        for name, e in values.items()
+    ]  # fmt: skip
     last = []
     if outcome:
         is_outcome = key in MEASURES and MEASURES[key].family == "gap"
@@ -109,7 +140,7 @@ def _ends(estimate: Estimate) -> tuple[float, float, float]:
 
 def _against(found: Comparison) -> Chart | None:
     """The gap against a measure that can be chosen, a point for each solution."""
-    if "gap_loss" not in found.rankings:
+    if OUTCOME not in found.rankings:
         return None
     keys = [key for key in found.rankings if key not in MEASURES or MEASURES[key].family != "gap"]
     if not keys:
@@ -127,7 +158,7 @@ def _against(found: Comparison) -> Chart | None:
 def _points(found: Comparison, key: str) -> list[dict[str, object]]:
     series = []
     for place, (name, m) in enumerate(found.measurements.items()):
-        (x, *across), (y, *up) = _ends(m[key]), _ends(m["gap_loss"])
+        (x, *across), (y, *up) = _ends(m[key]), _ends(m[OUTCOME])
         ends = {"xlow": across[:1], "xhigh": across[1:], "low": up[:1], "high": up[1:]}
         series.append(points(name, [x], [y], color=place, **ends))
     return series

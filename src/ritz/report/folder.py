@@ -7,6 +7,7 @@ from typing import Any
 
 from ..loggers import Memory
 from ..measures.measure import Measurement
+from ..reading import damaged
 from ..runs import Run
 from ..tables import Table
 from .build import build, known_kinds
@@ -44,11 +45,22 @@ def of_run(folder: str | os.PathLike[str]) -> Page:
         ['Overview', 'Settings', 'How to cite']
     """
     run = Run.open(folder)
+    try:
+        page = _page(run)
+    except Exception as error:  # results that were put together by something else than ritz
+        damaged(run.folder, error, "run again, into another folder")
+    if page is None:
+        raise ValueError(f"{run.folder} holds no result yet: let the run end, or name another folder")
+    return page
+
+
+def _page(run: Run) -> Page | None:
+    """What the folder holds as a page; None where it holds nothing yet."""
     results: list[Any] = []
     notes = _state(run.header)
     for name, result in run.results.items():
         if name == "training":
-            results.append(_log(result, run))
+            results.append(_log(result))
         elif name == "checkup" and isinstance(result, Mapping):
             results += _checkup(result)
         elif name == "measurements" and isinstance(result, Mapping):
@@ -58,7 +70,7 @@ def of_run(folder: str | os.PathLike[str]) -> Page:
         else:
             notes.append(f"{name} is in the folder and not on this page: it is a {type(result).__name__}.")
     if not results:
-        raise ValueError(f"{run.folder} holds no result yet: let the run end, or name another folder")
+        return None
     settings = {key: run.header[key] for key in _SETTINGS if run.header.get(key)}
     if isinstance(files := settings.get("weights"), list) and all(isinstance(file, Mapping) for file in files):
         settings["weights"] = {file.get("name"): {k: v for k, v in file.items() if k != "name"} for file in files}
@@ -101,14 +113,14 @@ def _when(started: Any) -> str:
         return ""
 
 
-def _log(rows: Sequence[Mapping[str, float]], run: Run) -> Memory:
+def _log(rows: Sequence[Mapping[str, float]]) -> Memory:
     """Rows of a training log."""
     memory = Memory()
     try:
         for row in rows:
             memory.log({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"the training log in {run.folder} is no list of rows with a step ({error})") from error
+        raise ValueError(f"its training log is no list of rows with a step ({error})") from error
     return memory
 
 

@@ -26,27 +26,56 @@ def typeset(text: str) -> str:
     return _MINUS.sub("−", _POWER.sub(power, text))
 
 
-def short(value: float) -> str:
-    """A number as text, four digits.
+def short(value: float, digits: int = 4) -> str:
+    """A number as text, four digits or as many as are asked for.
 
     Example:
-        >>> short(1234.5678), short(-0.00001234), short(math.inf), short(0.5)
-        ('1,235', '−1.234·10⁻⁵', '∞', '0.5')
+        >>> short(1234.5678), short(-0.00001234), short(math.inf), short(0.5), short(1234.5678, digits=6)
+        ('1,235', '−1.234·10⁻⁵', '∞', '0.5', '1,234.57')
     """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value and not 1e-3 <= abs(value) < 1e6:
-        digits, power = f"{value:.3e}".split("e")
-        return typeset(f"{float(digits):g}e{power}")
-    return typeset(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}")
+        mantissa, power = f"{value:.{digits - 1}e}".split("e")
+        return typeset(f"{float(mantissa):.{digits}g}e{power}")
+    places = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return typeset(f"{value:,.{max(places, 0)}f}" if abs(value) >= 1000 else f"{value:.{digits}g}")
 
 
 def known(estimate: Estimate) -> str:
-    """How well a number is known: its 95 % interval, or "exact".
+    """How well a number is known: its 95 % interval, in digits that tell the ends apart, or "exact".
 
     Example:
         >>> known(Estimate(name="trace", value=2.0, exact=True))
         'exact'
+        >>> known(Estimate(name="trace", value=0.5, bracket=(0.499998, 0.500002)))
+        '0.499998 to 0.500002'
     """
     low, high = interval(estimate)
-    return "exact" if low == high else f"{short(low)} to {short(high)}"
+    return "exact" if low == high else f"{short(low, digits := told_apart(low, high))} to {short(high, digits)}"
+
+
+def told_apart(low: float, high: float) -> int:
+    """How many digits it takes to see that two numbers differ by this much: two of the difference, four to nine in all.
+
+    Example:
+        >>> told_apart(1.0, 2.0), told_apart(0.112907, 0.112912), told_apart(1.0, 1.0 + 1e-12)
+        (4, 6, 9)
+    """
+    size, width = max(abs(low), abs(high)), high - low
+    if not math.isfinite(size) or width <= 0:
+        return 4
+    return min(max(math.ceil(math.log10(size / width)) + 1, 4), 9)
+
+
+def error(estimate: Estimate) -> str:
+    """The standard error of a number, "± 0.02"; nothing where nothing was sampled, or it is not known.
+
+    Example:
+        >>> error(Estimate(name="trace", value=2.0, stderr=0.0234))
+        '± 0.023'
+        >>> error(Estimate(name="trace", value=2.0, exact=True))
+        ''
+    """
+    stderr = float(estimate.stderr)
+    return f"± {short(stderr, digits=2)}" if math.isfinite(stderr) and stderr > 0 else ""

@@ -12,13 +12,13 @@ import io
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import write_text
 from ..tables import Table
 from .charts import Chart
 from .markup import Markup, element, joined
@@ -148,13 +148,7 @@ class Page:
         """
         target = check_target(Path(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-        try:
-            part.write_text(self.to_html(), encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        return target
+        return write_text(target, self.to_html())
 
 
 def check_target(target: Path) -> Path:

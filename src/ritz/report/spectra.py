@@ -14,7 +14,7 @@ from .page import Block, Section
 GRID = 400  # points of a density
 MANY = 20  # spectra; where there are more, each has fewer points
 MOST_DRAWN = 150
-MOST_SHOWN = 3  # spectra that are drawn at first; the others by a click
+MOST_SHOWN = 4  # spectra that are drawn at first; the others by a click
 MOST_LAYERS = 40  # parameters of a chart
 
 

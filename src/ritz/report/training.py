@@ -32,6 +32,9 @@ PANELS = (
     Panel("Loss", ("loss", "*/loss", "loss/*", "*_loss"), "loss"),
     Panel("Learning rate and damping", ("lr", "lr/*", "lr_scale*", "damping*", "eps"), ""),
     Panel("Largest curvature", ("curvature/largest", "curvature/*/lambda_max"), "eigenvalue"),
+    Panel("Trace", ("curvature/*/trace",), "sum of the eigenvalues"),
+    Panel("Trace, parameter by parameter", ("curvature/*/trace/*",), "of the diagonal block"),
+    Panel("Most negative curvature", ("curvature/*/lambda_min",), "eigenvalue"),
     Panel("How much of the stable rate is used", ("stable_rate/used",), "rate / stable rate", mark=1.0),
     Panel("Stable rate", ("stable_rate",), "rate"),
     Panel("Gradient and step", ("gradient_norm*", "step_norm*"), "norm"),
@@ -42,8 +45,9 @@ PANELS = (
     Panel("Share of the step in the bulk", ("bulk_share*",), "share", log=False),
     Panel("Edge of the bulk", ("bulk_edge*",), "eigenvalue"),
     Panel("What the damping rule saw", ("seen/*",), ""),
+    Panel("Time spent on looking", ("track/share",), "share of all time", log=False),
 )
-_NOT_DRAWN = ("*/products", "skipped")
+_NOT_DRAWN = ("*/products", "skipped", "track/seconds", "track/skipped")
 
 
 def section(log: Memory) -> Section:

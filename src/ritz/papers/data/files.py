@@ -1,11 +1,10 @@
 """Finding the files of a data set, and trusting them: what a file holds is used once its checksum is right."""
 
-import gzip
 import hashlib
 import os
-import zlib
 from pathlib import Path
 
+from ...reading import content, inflate
 from .catalogue import DataSet, File
 
 
@@ -69,22 +68,22 @@ def read(path: Path) -> bytes:
     """What a file holds, uncompressed.
 
     Raises:
-        ValueError: If it is gzipped and cut short or damaged.
+        ValueError: If it is gzipped and cut short or damaged, or no regular file.
 
     Example:
-        >>> import tempfile
+        >>> import gzip, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "text.gz"
         ...     _ = path.write_bytes(gzip.compress(b"to be"))
         ...     read(path)
         b'to be'
     """
-    raw = path.read_bytes()
+    raw = content(path)
     if raw[:2] != b"\x1f\x8b":
         return raw
     try:
-        return gzip.decompress(raw)
-    except (EOFError, OSError, zlib.error) as error:
+        return inflate(raw)
+    except ValueError as error:
         raise ValueError(f"{path} is cut short or damaged ({error}): remove it and download it again") from error
 
 

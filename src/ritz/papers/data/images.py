@@ -1,13 +1,14 @@
 """Images and labels of the papers' data sets from their official files; MNIST's format; the papers' splits."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .catalogue import DataSet, find
+from .catalogue import DataSet, File, find
 from .files import locate, read, verified
 from .pickles import read_pickle
 
@@ -16,6 +17,8 @@ Split = Literal["train", "fit", "val", "test"]
 
 DIGITS_TRAIN = 1200  # of scikit-learn's 1,797 digits
 DIGITS_SEED = 0  # of their order: the file has them by writer
+IDX_DIMENSIONS = 4
+AGAIN = "remove the file and download it again"
 
 
 def load(
@@ -54,12 +57,7 @@ def load(
     if data.form == "text":
         raise ValueError(f"{data.name} is text and has no images: read it with load_text")
     images, labels = _READERS[data.form](data, root, split == "test", check)
-    images = images.reshape(len(images), *data.shape)
-    if len(images) != len(labels) or not bool((labels < data.classes).all()):
-        raise ValueError(
-            f"{data.name} has {len(images)} images and {len(labels)} labels up to {int(labels.max())}; "
-            f"wanted as many labels, of {data.classes} classes"
-        )
+    images = _fitted(images, labels, data, data.test if split == "test" else data.train)
     if split in ("fit", "val"):
         if len(images) <= data.held_out:
             raise ValueError(f"{data.name} has {len(images)} training images, so {data.held_out} cannot be held out")
@@ -98,6 +96,22 @@ def load_images(
     return part("train"), part("test")
 
 
+def _fitted(images: Tensor, labels: Tensor, data: DataSet, files: Sequence[File]) -> Tensor:
+    """The images in their shape, if that is theirs and each has a label of a class."""
+    where = ", ".join(file.path for file in files)
+    if images.ndim < 1 or labels.ndim != 1 or images[:1].numel() != math.prod(data.shape):
+        raise ValueError(
+            f"{where} of {data.name} hold images {tuple(images.shape)} and labels {tuple(labels.shape)}, not images "
+            f"{data.shape} with a label each; {AGAIN}"
+        )
+    if len(images) != len(labels) or not bool(((labels >= 0) & (labels < data.classes)).all()):
+        raise ValueError(
+            f"{data.name} has {len(images)} images and {len(labels)} labels up to {int(labels.max())}; "
+            f"wanted as many labels, of {data.classes} classes, in {where}; {AGAIN}"
+        )
+    return images.reshape(len(images), *data.shape)
+
+
 # ---------------------------------------------------------------------------------------------- formats
 
 
@@ -121,11 +135,15 @@ def read_idx(path: Path) -> Tensor:
 def _idx(raw: bytes, path: Path | str) -> Tensor:
     """The tensor that an uncompressed idx file holds; errors call it `path`."""
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an idx file of bytes: it begins with {raw[:4].hex(' ')}, not 00 00 08")
+        raise ValueError(
+            f"{path} is not an idx file of bytes: it begins with {raw[:4].hex(' ')}, not 00 00 08; {AGAIN}"
+        )
     start = 4 + 4 * raw[3]
     shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
+    if not 1 <= len(shape) <= IDX_DIMENSIONS or 0 in shape:
+        raise ValueError(f"{path} has {len(shape)} dimensions by its head, {shape[:IDX_DIMENSIONS]}...; {AGAIN}")
     if len(raw) - start != math.prod(shape):
-        raise ValueError(f"{path} holds {len(raw) - start} bytes, but its head says {shape}: a download was cut short?")
+        raise ValueError(f"{path} holds {len(raw) - start} bytes, but its head says {shape}: {AGAIN}")
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).reshape(shape)
 
 

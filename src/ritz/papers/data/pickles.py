@@ -14,6 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...pickled import CarefulUnpickler
+from ...reading import brief
+
+DIMENSIONS = 4
+LABELS = 1 << 31
+AGAIN = "remove the file and download it again"
+
 
 class _Array:
     """Stands in for numpy.ndarray: keeps the bytes of a uint8 array in rows."""
@@ -25,6 +32,8 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, by_columns, raw = state
+        if type(shape) is not tuple or len(shape) > DIMENSIONS or not all(type(n) is int and n > 0 for n in shape):
+            raise pickle.UnpicklingError("it holds an array without a shape")
         if not isinstance(kind, _Kind) or kind.name not in (b"u1", "u1") or by_columns or not isinstance(raw, bytes):
             raise pickle.UnpicklingError("it holds an array that is not of bytes, in rows")
         if len(raw) != math.prod(shape):
@@ -42,7 +51,7 @@ class _Kind:
         """Byte order and the like: bytes have none."""
 
 
-class _Restricted(pickle.Unpickler):
+class _Restricted(CarefulUnpickler):
     """Knows the three names of an array, by either of NumPy's addresses, and no other."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -69,18 +78,23 @@ def read_pickle(raw: bytes, labels: str, path: Path | str = "the pickle") -> tup
     Example:
         >>> read_pickle(b"cos\\nsystem\\n(S'echo'\\ntR.", "labels")
         Traceback (most recent call last):
-        ValueError: the pickle is refused: it asks for os.system, which no file of images needs
+        ValueError: the pickle is refused: it asks for os.system, which no file of images needs; remove the file ...
     """
     try:
-        content = _Restricted(io.BytesIO(raw), encoding="bytes").load()
+        content = _Restricted(io.BytesIO(raw), len(raw)).load()
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise ValueError(f"{path} is refused: {error}") from error
+        why = brief(str(error) if isinstance(error, pickle.UnpicklingError) else error)
+        raise ValueError(f"{path} is refused: {why}; {AGAIN}") from error
     if not isinstance(content, dict) or not {b"data", labels.encode()} <= content.keys():
-        raise ValueError(f"{path} is not a file of CIFAR: it wants a dictionary with data and {labels}")
+        raise ValueError(f"{path} is not a file of CIFAR: it wants a dictionary with data and {labels}; {AGAIN}")
     images, numbers = content[b"data"], content[labels.encode()]
     tensor = getattr(images, "tensor", None) if isinstance(images, _Array) else None
     if tensor is None or tensor.ndim != 2 or not isinstance(numbers, list):
-        raise ValueError(f"{path} is not a file of CIFAR: its data is no array of rows, or its {labels} no list")
-    if not all(type(number) is int for number in numbers) or len(numbers) != len(tensor):
-        raise ValueError(f"{path} has {len(tensor)} images and {len(numbers)} {labels}, which must be as many integers")
+        raise ValueError(
+            f"{path} is not a file of CIFAR: its data is no array of rows, or its {labels} no list; {AGAIN}"
+        )
+    if not all(type(number) is int and 0 <= number < LABELS for number in numbers) or len(numbers) != len(tensor):
+        raise ValueError(
+            f"{path} has {len(tensor)} images and {len(numbers)} {labels}, which must be as many integers; {AGAIN}"
+        )
     return tensor, torch.tensor(numbers)

@@ -73,7 +73,8 @@ class Drawing {
   draw(width = this.room() || 640) {
     this.width = width;
     const rows = this.spec.y.categories?.length;
-    this.height = rows ? rows * 24 + 66 : this.spec.height ?? Math.max(220, Math.min(340, this.width * 0.5));
+    const tall = this.spec.height ?? Math.max(220, Math.min(340, this.width * 0.5));
+    this.height = rows ? rows * 24 + 66 : Math.min(tall, this.tallest ?? tall);
     this.svg.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.axes();

@@ -98,7 +98,13 @@ document.addEventListener("DOMContentLoaded", () => {
   const specs = JSON.parse(document.getElementById("ritz-charts").textContent);
   const charts = specs.map((spec) => new Chart(document.getElementById(spec.id), spec));
   const onPaper = (chart) => (chart.figure.closest(".charts") ? 340 : 680);
-  addEventListener("beforeprint", () => charts.forEach((chart) => chart.draw(onPaper(chart))));
-  addEventListener("afterprint", () => charts.forEach((chart) => chart.draw()));
+  const drawn = (tallest, width) => {
+    for (const chart of charts) {
+      chart.tallest = tallest;
+      chart.draw(width?.(chart));
+    }
+  };
+  addEventListener("beforeprint", () => drawn(270, onPaper));
+  addEventListener("afterprint", () => drawn());
   document.documentElement.dataset.ready = charts.length;
 });

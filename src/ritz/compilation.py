@@ -1,0 +1,274 @@
+"""Functions of tensors, traced to one graph of operations and put through torch.compile.
+
+A product of second derivatives is thousands of small operations; a compiler joins those that pass over memory one after
+another. It takes tens of seconds to do so, which pays in long runs alone: with "auto" a function is compiled when even
+a compiler that gains nothing would make the whole run no more than a tenth longer.
+
+The graph is traced below Python and torch.func, so that a model need not be one that torch.compile understands. What
+Python decides on the way is fixed in it: that is for functions whose every call is the same sequence of operations.
+"""
+
+import importlib.util
+import logging
+import os
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .replay import Recordings, multiplies_in_tf32
+
+log = logging.getLogger(__name__)
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+BACKEND = "inductor"
+AUTO_ON = ("cuda",)  # kinds of devices: on a CPU runs are the same to the bit, which a choice by the clock would end
+SLOWER = 0.1  # by how much a compilation that gains nothing may lengthen a run
+START, EACH = 20.0, 0.04  # seconds to compile: some at least, and for each operation
+AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative distance from the function as it is
+AGREE_TF32 = 1e-2  # where float32 is multiplied with ten bits
+
+
+@dataclass
+class _State:
+    """What is known of one function."""
+
+    calls: int = 0
+    seconds: float | None = None  # of one call, as it is
+    graph: Any = None
+    compiled: Callable[..., Any] | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a run has cost so far and what is known to come: the ground on which "auto" decides.
+
+    Example:
+        >>> Prospect(spent=150.0, calls_left=100).pays(20.0, each=1.0), Prospect(spent=150.0).pays(20.0, each=1.0)
+        (True, False)
+    """
+
+    spent: float = 0.0  # seconds
+    calls_left: float = 0.0
+    allowed: Callable[[], bool] = lambda: True  # whether each call is known to be the same sequence of operations
+
+    def pays(self, cost: float, each: float) -> bool:
+        """Whether `cost` seconds are a small part of the run, at `each` seconds a call."""
+        return cost <= SLOWER * (self.spent + each * self.calls_left)
+
+
+class Compilations:
+    """Functions of tensors by key; one is compiled when that is worth it, checked, and kept only if it is faster.
+
+    Args:
+        most: Functions that are ever compiled; all others are run as they are.
+
+    Example:
+        >>> compilations = Compilations()
+        >>> for x in (1.0, 2.0, 3.0):  # three calls are not worth a compilation
+        ...     (y,) = compilations.run("square", lambda x: (x * x,), [torch.tensor([x])], Prospect(calls_left=3))
+        >>> y.item(), len(compilations)
+        (9.0, 0)
+    """
+
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
+        self._known: dict[Hashable, _State] = {}
+        self._sizes: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return sum(state.compiled is not None for state in self._known.values())
+
+    def is_usual(self, family: Hashable, size: int) -> bool:
+        """Whether batches of this size came first in their family: the others, as a ragged last one, stay as they are.
+
+        Example:
+            >>> compilations = Compilations()
+            >>> [compilations.is_usual("Hessian", size) for size in (64, 64, 10)]
+            [True, True, False]
+        """
+        return self._sizes.setdefault(family, size) == size
+
+    def find(
+        self,
+        key: Hashable,
+        eager: Callable[[], tuple[Tensor, ...]],
+        traced: Function,
+        inputs: Sequence[Tensor],
+        prospect: Prospect | None = None,
+    ) -> Callable[..., Any] | tuple[Tensor, ...]:
+        """The compiled function where there is one, else the results of `eager`.
+
+        Args:
+            key: Names the function and all it depends on beside the values of its inputs.
+            eager: The function of these inputs, as it is; its results are the truth for the compiled one.
+            traced: Tensors to tensors, the same by operations that can be compiled.
+            inputs: Of `traced`.
+            prospect: On which "auto" decides; None compiles at once.
+        """
+        state = self._known.setdefault(key, _State())
+        if state.compiled is not None:
+            return state.compiled
+        if state.refused:
+            return eager()
+        device = inputs[0].device
+        # not the first call, in which libraries choose their algorithms
+        begin = _clock(device) if state.calls else None
+        results = eager()
+        if begin is not None:
+            state.seconds = _clock(device) - begin
+        state.calls += 1
+        if prospect is None or self._pays(state, prospect, traced, inputs):
+            self._compile(state, traced, inputs, results, must_gain=prospect is not None)
+        return results
+
+    def run(
+        self, key: Hashable, fn: Function, inputs: Sequence[Tensor], prospect: Prospect | None = None
+    ) -> tuple[Tensor, ...]:
+        """fn(*inputs), compiled or not."""
+        found = self.find(key, lambda: fn(*inputs), fn, inputs, prospect)
+        return tuple(found(*inputs)) if callable(found) else found
+
+    def _pays(self, state: _State, prospect: Prospect, traced: Function, inputs: Sequence[Tensor]) -> bool:
+        """Whether the seconds of a compilation are a small part of those of the run."""
+        each = state.seconds
+        if each is None or not prospect.pays(START, each):  # most runs end here, and are not traced
+            return False
+        if not prospect.allowed() or not _tools(inputs[0].device):
+            log.info("not compiled: a model that may do other things at each call, or no compiler on this machine")
+            state.refused = True
+            return False
+        if state.graph is None and not self._trace(state, traced, inputs):
+            return False
+        return prospect.pays(START + EACH * len(state.graph.graph.nodes), each)
+
+    def _trace(self, state: _State, traced: Function, inputs: Sequence[Tensor]) -> bool:
+        try:
+            state.graph = trace(traced, inputs)
+        except torch.OutOfMemoryError:
+            state.refused = True
+        except Exception as error:  # of any kind: from the user's model as well as from the tracer
+            self._refuse(state, "cannot be traced", error)
+        return state.graph is not None
+
+    def _compile(
+        self, state: _State, traced: Function, inputs: Sequence[Tensor], truth: tuple[Tensor, ...], must_gain: bool
+    ) -> None:
+        if len(self) >= self.most:
+            state.refused = True
+            return
+        if state.graph is None and not self._trace(state, traced, inputs):
+            return
+        start = time.perf_counter()
+        try:
+            compiled = lowered(state.graph)
+            found = compiled(*inputs)
+        except Exception as error:  # compilers fail in ways of their own
+            self._refuse(state, "cannot be compiled", error)
+            return
+        took = time.perf_counter() - start
+        apart = max(map(_distance, found, truth))
+        if not apart <= _agreement(truth[0].dtype, truth[0].device):
+            self._refuse(state, f"compiled, it is {apart:.1e} off", None)
+            return
+        begin = _clock(inputs[0].device)
+        compiled(*inputs)
+        seconds = _clock(inputs[0].device) - begin
+        if must_gain and state.seconds is not None and seconds > state.seconds:
+            self._refuse(state, f"compiled, it takes {seconds:.2g} s in the place of {state.seconds:.2g} s", None)
+            return
+        log.info("compiled in %.0f s: %.2g s a call, %.1e from the function as it is", took, seconds, apart)
+        state.compiled, state.graph = compiled, None
+
+    def _refuse(self, state: _State, reason: str, error: BaseException | None) -> None:
+        """Run as it is from here on."""
+        said = "" if error is None else f": {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        log.info("not compiled, run as it is: the function %s%s", reason, said)
+        state.refused, state.graph = True, None
+
+
+_of: "weakref.WeakKeyDictionary[Recordings, Compilations]" = weakref.WeakKeyDictionary()
+
+
+def compilations_of(recordings: Recordings) -> Compilations:
+    """The compiled functions that go with some recordings: of one model and loss, as those are.
+
+    Example:
+        >>> recordings = Recordings()
+        >>> compilations_of(recordings) is compilations_of(recordings)
+        True
+    """
+    return _of.setdefault(recordings, Compilations())
+
+
+def trace(fn: Function, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """The operations of `fn` on tensors like these, derivatives and batching worked out, as one flat graph.
+
+    Example:
+        >>> graph = trace(lambda x: (torch.func.grad(lambda x: (x**3).sum())(x),), [torch.ones(2)])
+        >>> graph(torch.tensor([1.0, 2.0]))[0].tolist()
+        [3.0, 12.0]
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    graph = make_fx(fn, tracing_mode="real")(*inputs)
+    _without_layout(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def lowered(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A graph as what the compiler makes of it; tensors keep their sizes, so it is compiled once."""
+    compiled: Callable[..., Any] = torch.compile(graph, backend=BACKEND, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def _without_layout(graph: torch.fx.GraphModule) -> None:
+    """A tangent copied to the layout of its primal, which compilers do not know, as a plain copy."""
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target is not aten.copy_.default:
+            continue
+        place, source = node.args[:2]
+        if place.target is not aten._new_zeros_with_same_feature_meta.default:
+            continue
+        with graph.graph.inserting_before(node):
+            plain = graph.graph.call_function(aten.clone.default, (source,), {"memory_format": torch.contiguous_format})
+        node.replace_all_uses_with(plain)
+        graph.graph.erase_node(node)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|; 0 where both are 0."""
+    apart, size = float((a - b).double().norm()), float(b.double().norm())
+    return apart / size if size else apart
+
+
+def _agreement(dtype: torch.dtype, device: torch.device) -> float:
+    """How far a compiled function may be from the function as it is."""
+    tf32 = dtype == torch.float32 and multiplies_in_tf32(device)
+    return AGREE_TF32 if tf32 or dtype not in AGREE else AGREE[dtype]
+
+
+def _tools(device: torch.device) -> bool:
+    """Whether the compiler has what it needs: Triton for a GPU, a C++ compiler for a CPU."""
+    if BACKEND != "inductor":
+        return True
+    if device.type == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds, after all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,66 @@
+"""What a look will take, before the first is made."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..doctor import costs
+from ..measures.row import Measure
+from ..operators.base import RiskOperator
+from ..operators.gauss_newton import GGN
+from ..operators.hessian import Hessian
+from ..risk import Risk
+
+clock = time.perf_counter
+
+
+def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
+    """Seconds that the measures will take, from a few products on the first batch of the data.
+
+    As `ritz doctor` projects them, but each is timed once: a forecast must be a small part of what it is about.
+
+    Example:
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)))
+        >>> rows = [ritz.measures.MEASURES["trace"]]
+        >>> 0 < forecast(risk, rows, num_steps=10, num_probes=4) < 60
+        True
+    """
+    first = next(iter(risk.batches))
+    one = risk.on([first.data])
+    one.notes = risk.notes  # what is known of the risk is known of its part
+    scale = risk.num_samples / first.size
+    needs = {row.cost for row in rows}
+    nothing = costs.Products(0.0, 0.0, 1, scale)
+    H = Hessian(one)
+    seen = costs.Measured(
+        hessian=_products(H, scale) if "Hessian" in needs else nothing,
+        ggn=_products(GGN(one), scale) if "GGN" in needs and not risk.opaque else None,
+        gradient=scale * _seconds(one.gradient, risk.device),
+        projection=costs.time_projection(H), product_bytes=0.0, batch_size=first.size,
+    )  # fmt: skip
+    _, whole = costs.project(risk, seen, list(rows), num_steps, num_probes)
+    return whole.seconds
+
+
+def _products(operator: RiskOperator, scale: float) -> costs.Products:
+    """Of one vector and of as many as are taken at once, on the one batch of the operator's risk."""
+    chunk = operator.risk.plan.chunk
+    probes = operator.probes(range(chunk), seed=0, distribution="normal")
+    operator.rows(probes[:1])  # what is done once only: routes are tried, kernels loaded
+    full = _seconds(lambda: operator.rows(probes), operator.device)
+    return costs.Products(min(full, _seconds(lambda: operator.rows(probes[:1]), operator.device)), full, chunk, scale)
+
+
+def _seconds(fn: Callable[[], Any], device: torch.device) -> float:
+    """Of one call."""
+    before = _now(device)
+    fn()
+    return _now(device) - before
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()

@@ -1,0 +1,124 @@
+"""Eigenpairs as a result: which are wanted, how good they are."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ..operators.algebra import Metered
+from ..results import new_axes
+from ..space import row_norms
+from ..storage import equal, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Which = Literal["largest", "smallest", "both", "magnitude"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EigenPairs:
+    """Eigenvalues, eigenvectors and how good they are.
+
+    Attributes:
+        values: Rayleigh quotients (k,), float64: "largest" and "both" descending, "smallest" ascending, "magnitude" by
+            descending |value|.
+        vectors: Orthonormal columns (dim, k), on the operator's device.
+        residuals: |A u - value u| (k,), float64, each from a product of its own; [value - residual, value + residual]
+            holds an eigenvalue.
+        converged: Which residuals are within tolerance (k,), bool.
+        which: Which end was asked for.
+        products: Matrix-vector products spent.
+        seed: Of the start block.
+        stop: "converged", "exact" (the whole matrix was diagonalised), "noise floor" or "max_products". A run that was
+            cut says why; its residuals are then those of the recurrence.
+        noise: Measured relative error of one product, as a part of the spectral norm; None where it was not measured.
+        convention: Which matrix.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    converged: Tensor
+    which: str
+    products: int
+    seed: int
+    stop: str
+    noise: float | None
+    convention: str
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
+        return save(self, path)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The eigenvalues by rank, with their residuals as error bars."""
+        ax = ax or new_axes()
+        ranks = range(1, len(self.values) + 1)
+        ax.errorbar(ranks, self.values.numpy(), yerr=self.residuals.numpy(), fmt="o", capsize=3)
+        ax.set(xlabel="rank", ylabel=f"eigenvalue of {self.convention}")
+        return ax
+
+
+def select(values: Tensor, k: int, which: Which) -> Tensor:
+    """Indices of the k wanted among ascending values, in the order in which they are reported.
+
+    Example:
+        >>> select(torch.tensor([-5.0, 0.0, 1.0, 2.0]), 3, "both").tolist()
+        [3, 2, 0]
+        >>> select(torch.tensor([-5.0, 0.0, 1.0, 2.0]), 2, "magnitude").tolist()
+        [0, 3]
+    """
+    indices = torch.arange(len(values))
+    if which == "largest":
+        return indices.flip(0)[:k]
+    if which == "smallest":
+        return indices[:k]
+    if which == "both":
+        upper = (k + 1) // 2
+        return torch.cat([indices.flip(0)[:upper], indices[: k - upper].flip(0)])
+    return values.abs().argsort(descending=True, stable=True)[:k]
+
+
+def reported(
+    op: Metered,
+    values: Tensor,
+    rows: Tensor,
+    images: Tensor,
+    *,
+    which: str,
+    tol: float,
+    norm: float,
+    seed: int,
+    noise: float | None,
+    stops: tuple[str, str],
+) -> EigenPairs:
+    """The result, its residuals taken from the images; `stops` says how a converged run ends and how another."""
+    residuals = row_norms(images - values.to(rows)[:, None] * rows).cpu()
+    converged = residuals <= tol * norm
+    return EigenPairs(
+        values=values,
+        vectors=rows.T,
+        residuals=residuals,
+        converged=converged,
+        which=which,
+        products=op.products,
+        seed=seed,
+        stop=stops[0] if bool(converged.all()) else stops[1],
+        noise=noise,
+        convention=op.convention(),
+    )
+
+
+def tolerance(tol: float, dtype: torch.dtype) -> float:
+    """The tolerance asked for, or what the precision allows."""
+    return max(tol, 16 * torch.finfo(dtype).eps)

@@ -1,0 +1,162 @@
+"""What an audit computes at the weights of a transform: as much as its verdicts need, and no more.
+
+- Of the spectrum of H the measures of the table know Tr H and Tr H^2, which every probe has after two Lanczos steps,
+  and its ends, of which the head has the outliers: `FEW_STEPS` steps give what many do but for the bracket of an end
+  inside the bulk. Where that leaves a verdict open, all steps are made.
+- A permutation w -> P w that keeps the function turns the Hessian, H(P w) = P H(w) P', and leaves its spectrum as it
+  is. For random v with E v v' = I the mean of |H(P w) P v - P H(w) v|^2 is |H(P w) - P H(w) P'|_F^2: where it is
+  round-off on a few of them, the run from before serves after.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError, UnsupportedError
+from ..estimators.quantities import Spectrum
+from ..estimators.spectrum import HEAD_BLOCK, HEAD_STEPS, NOISE_PRODUCTS, spectrum
+from ..operators.hessian import Hessian
+from ..results import Estimate
+from ..risk import Risk
+from .measure import Progress
+from .registry import MEASURES
+from .row import Measure
+from .subject import Settings, Subject
+
+FEW_STEPS = 25  # ends inside the bulk were seen to 0.1 %, and to 1 % with 16
+TURNING = ("permute",)  # transforms that may do no more than turn the matrix
+VECTORS = 2  # that this is seen on
+_GRADIENTS = 2.0  # that a product costs
+_PASS = 0.2  # of a product: the forward pass
+
+
+def steps_elsewhere(rows: Sequence[Measure], num_steps: int) -> int:
+    """Lanczos steps that are enough for these measures at other weights: few, unless one is not of the table.
+
+    Example:
+        >>> steps_elsewhere([MEASURES["trace"], MEASURES["lambda_min"]], num_steps=100)
+        25
+        >>> steps_elsewhere([replace(MEASURES["trace"], key="my_measure")], num_steps=100)
+        100
+    """
+    known = all(row is MEASURES.get(row.key) for row in rows)
+    return min(FEW_STEPS, num_steps) if known else num_steps
+
+
+def short_run(subject: Subject, num_steps: int) -> Spectrum:
+    """The run on the Hessian of a subject with fewer steps than its settings say."""
+    s = subject.settings
+    return spectrum(subject.hessian, num_steps, s.num_probes, seed=s.seed, progress=subject.report)
+
+
+def with_spectrum(rows: Sequence[Measure], run: Callable[[Subject], Spectrum]) -> list[Measure]:
+    """The same measures, with another run on the Hessian in the place of their own."""
+
+    def given(row: Measure) -> Measure:
+        def compute(subject: Subject) -> Estimate:
+            subject.once("Hessian spectrum", lambda: run(subject))
+            return row.compute(subject)
+
+        return replace(row, compute=compute) if row.cost == "Hessian" else row
+
+    return [given(row) for row in rows]
+
+
+def cost_of(rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
+    """About how many products with the Hessian a measurement takes.
+
+    Example:
+        >>> cost_of([MEASURES["trace"], MEASURES["lambda_max"]], num_steps=100, num_probes=8)
+        899.2
+    """
+    run = num_steps * num_probes + HEAD_BLOCK * HEAD_STEPS + NOISE_PRODUCTS
+    runs = len({row.cost for row in rows} & {"Hessian", "GGN"})
+    return runs * run + sum(row.gradients for row in rows) / _GRADIENTS + _PASS
+
+
+class Shares:
+    """Progress over all places, by what each is expected to cost."""
+
+    def __init__(
+        self, settings: Settings, rows: Sequence[Measure], places: Iterable[str], progress: Progress | None, known: bool
+    ) -> None:
+        self.progress, self.shown = progress, 0.0
+        costs = {} if known else {"": cost_of(rows, settings.num_steps, settings.num_probes)}
+        short = cost_of(rows, steps_elsewhere(rows, settings.num_steps), settings.num_probes)
+        turned = cost_of([row for row in rows if row.cost != "Hessian"], 0, 0) + 4 * VECTORS
+        costs |= {name: turned if name in TURNING else short for name in places}
+        total = sum(costs.values())
+        self.spans = {name: cost / total for name, cost in costs.items()}
+
+    def of(self, name: str) -> Progress | None:
+        """What reports on one place."""
+        if self.progress is None:
+            return None
+        names = list(self.spans)
+        first = sum(self.spans[other] for other in names[: names.index(name)])
+
+        def report(text: str, part: float) -> None:
+            assert self.progress is not None
+            self.shown = min(max(self.shown, first + part * self.spans[name]), 1.0)  # a longer run begins again
+            last = name == names[-1] and text == "done"
+            told = text.partition(",")[0]  # not the time that a whole run would take
+            self.progress(f"{name or 'as it is'}: {told}", 1.0 if last else self.shown)
+
+        return report
+
+
+# --------------------------------------------------------------------------------------------- turned matrices
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative difference of two products that is put down to round-off: thousands of operations, in any order.
+
+    Example:
+        >>> [f"{tolerance(dtype):.0e}" for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+        ['9e-13', '5e-04', '1e-03']
+    """
+    return min(2**12 * torch.finfo(dtype).eps, 1e-3)  # a tenth of what an audit calls a move
+
+
+def turning(risk: Risk, moved: Risk, move: Callable[[Risk], Risk], seed: int = 0) -> float:
+    """How far H at the moved weights is from P H P', relative to H; infinite where `move` is no permutation.
+
+    Args:
+        risk: Before.
+        moved: After: `move(risk)`.
+        move: What permutes the weights of any risk over this network in the same way.
+        seed: Of the random vectors.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+        >>> risk = ritz.Risk(model.double(), torch.nn.CrossEntropyLoss(), (torch.eye(2).double(), torch.arange(2)))
+        >>> turning(risk, ritz.transforms.permute(risk), ritz.transforms.permute) < 1e-12
+        True
+        >>> turning(risk, ritz.transforms.scale_output(risk, 2), lambda at: ritz.transforms.scale_output(at, 2))
+        inf
+    """
+    vectors = risk.space.probes(range(VECTORS), seed, "normal").to(risk.device, risk.dtype)  # (VECTORS, dim)
+    try:
+        turned = torch.stack([_carried(risk, v, move) for v in vectors])
+        if not torch.equal(turned.sort().values, vectors.sort().values):
+            return math.inf
+        images = Hessian(risk).rows(vectors)
+        wanted = torch.stack([_carried(risk, row, move) for row in images])
+        got = Hessian(moved).rows(turned)
+    except (UnsupportedError, NonFiniteError):  # the network does not bear such weights, or has no products
+        return math.inf
+    size, apart = float(wanted.double().norm()), float((got - wanted).double().norm())
+    return apart / size if size else (0.0 if apart == 0 else math.inf)
+
+
+def _carried(risk: Risk, vector: Tensor, move: Callable[[Risk], Risk]) -> Tensor:
+    """P v: the move of a network with v for weights, in the size of its own."""
+    own, size = (float(x.norm()) for x in (risk.space.join(risk.params()), vector))
+    if not (size > 0 and own > 0):
+        return vector
+    scale = 2.0 ** round(math.log2(own / size))  # no digit is lost
+    moved = move(risk.at(vector * scale))
+    return moved.space.join(moved.params()) / scale

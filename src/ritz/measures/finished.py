@@ -1,0 +1,59 @@
+"""What of a measurement is finished, so that it is not done again after a kill."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import stopping
+from ..checkpoint import State
+from ..fingerprints import mark, of_data
+from ..results import Estimate
+from .row import Measure
+from .subject import FORWARD_PASS, HESSIAN_RUN, Subject
+
+
+@dataclass
+class Known:
+    """What is finished: an estimate or the reason for none, by key; the runs that were made, and their times."""
+
+    found: dict[str, Estimate | str] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, latest: Mapping[str, Any] | None) -> "Known":
+        """What was saved; nothing where nothing was."""
+        return cls() if latest is None else cls(latest["found"], latest["runs"], latest["seconds"])
+
+    def add(self, subject: Subject) -> None:
+        """The runs that a subject has made by now."""
+        self.runs = list(dict.fromkeys([*self.runs, *subject.runs]))
+        self.seconds |= subject.seconds
+
+    def state(self) -> State:
+        """To be saved."""
+        return {"found": self.found, "runs": self.runs, "seconds": self.seconds}, {}
+
+    def complete(self, subject: Subject) -> None:
+        """Runs whose results are part of the whole: one is read back, the other is one forward pass."""
+        if stopping.asked():
+            return
+        if HESSIAN_RUN in self.runs:
+            _ = subject.spectrum
+        if FORWARD_PASS in self.runs:
+            _ = subject.outputs
+
+
+def at_hand(row: Measure, subject: Subject) -> bool:
+    """Whether a measure follows from runs that were made, so that it is there at once."""
+    needed = {"forward": FORWARD_PASS, "Hessian": HESSIAN_RUN}
+    return row.cost == "weights" or (row.cost in needed and subject.peek(needed[row.cost]) is not None)
+
+
+def marks(subject: Subject, rows: Sequence[Measure]) -> dict[str, Any]:
+    """What a measurement depends on beside the solution and the settings."""
+    test, init = subject.test, subject.init
+    return {
+        "measures": {row.key: getattr(row.compute, "__qualname__", "") for row in rows},
+        "test": None if test is None else of_data(test.batches), "init": None if init is None else mark([init]),
+    }  # fmt: skip

@@ -1,0 +1,218 @@
+"""The block-diagonal part of a curvature matrix: products of all blocks in one walk over the data.
+
+With v = (v_1, ..., v_G), one part for each group of parameters, the image is (H_11 v_1, ..., H_GG v_G). The product of
+one vector that has all parts would mix the blocks; G vectors with one part each would give them apart, each by a whole
+product. Instead the forward pass, and the graph of the first gradient or of J'u, are made once for a batch, and each
+group's part is pulled back through what lies between that group and the loss, and to that group alone.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batches import Batch
+from ..convolutions import SmoothConvolutions
+from ..risk import Params, Risk
+from ..space import ParamSpace
+from .algebra import Derived
+from .base import Operator, RiskOperator
+from .derivatives import gradients, missing_operation, refuse_once_differentiable
+from .gauss_newton import GGN, EmpiricalFisher, JacobianProduct
+from .hessian import Hessian
+
+log = logging.getLogger(__name__)
+
+
+def block_diagonal(base: Operator, groups: Mapping[str, Sequence[str]]) -> "BlockDiagonal | PaddedBlocks":
+    """The diagonal blocks of a matrix for groups of its parameters, and zero elsewhere.
+
+    Args:
+        base: The matrix.
+        groups: Names of parameters by name of the group; parameters in none are left out.
+
+    Raises:
+        ValueError: If a parameter is not there, or in two groups.
+
+    Example:
+        >>> model = torch.nn.Linear(1, 1)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.tensor([[3.0]]), torch.zeros(1, 1)))
+        >>> block_diagonal(ritz.Hessian(risk), {"w": ["weight"], "b": ["bias"]}).dense().tolist()  # 2 x x', x = (3, 1)
+        [[18.0, 0.0], [0.0, 2.0]]
+    """
+    if not isinstance(base, Operator):
+        raise TypeError(f"expected an operator such as ritz.Hessian(risk), got {type(base).__name__}")
+    named = [name for names in groups.values() for name in names]
+    if strange := [name for name in named if name not in base.space.names]:
+        raise ValueError(f"no parameter is called {strange[0]!r}; there are: {', '.join(base.space.names[:20])}")
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is in two groups; a parameter belongs to one")
+    if not named:
+        raise ValueError("no parameter is in a group; name some")
+    whole = len(named) == len(base.space.names)
+    part = base if whole else base.block(named)
+    owned = {group: tuple(n for n in part.space.names if n in own) for group, own in groups.items() if len(own)}
+    if isinstance(part, Hessian) or type(part) in (GGN, EmpiricalFisher):
+        return BlockDiagonal(part, owned)  # type: ignore[arg-type]
+    return PaddedBlocks(part, owned)
+
+
+class PaddedBlocks(Derived):
+    """The diagonal blocks of any matrix, by a product for each block, all in one call."""
+
+    def __init__(self, base: Operator, groups: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(base)
+        self.groups, self.positive = groups, base.positive
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        return _cut(self.base.rows(_spread(rows, self.space, self.groups)), self.space, self.groups)
+
+    def convention(self) -> str:
+        return f"{len(self.groups)} diagonal blocks of {self.base.convention()}"
+
+
+class BlockDiagonal(RiskOperator):
+    """The diagonal blocks of a Hessian or a Gauss-Newton matrix, of one graph for each batch."""
+
+    def __init__(self, base: "Hessian | JacobianProduct", groups: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(base.risk)
+        self.base, self.groups = base, groups
+        self.matrix, self.positive = base.matrix, base.positive
+        self._shared = True  # until an operation turns out to have no second derivative
+        self._batched = True  # whether all vectors are pulled back at once
+        self._graph_seen = False
+
+    def _like(self, risk: Risk) -> "BlockDiagonal":
+        groups = {group: tuple(n for n in names if n in risk.names) for group, names in self.groups.items()}
+        base: Any = self.base._like(risk)
+        return BlockDiagonal(base, {group: names for group, names in groups.items() if names})
+
+    def convention(self) -> str:
+        return f"{len(self.groups)} diagonal blocks of {self.base.convention()}"
+
+    def diagnose(self) -> None:
+        """What the matrix itself knows of it."""
+        self.base.diagnose()
+
+    def settle(self, rows: Tensor) -> None:
+        """As the matrix itself does."""
+        self.base.settle(rows)
+
+    def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        base = self.base
+        if isinstance(base, Hessian) and base.route == "auto":
+            base.batch_rows(params, batch, rows[:1])  # chooses
+        if self._shared and (not isinstance(base, Hessian) or base.route == "reverse"):
+            try:
+                if isinstance(base, JacobianProduct):
+                    return self._jacobians(base, params, batch, rows)
+                return self._gradients(base, params, batch, rows)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if (missing := missing_operation(error)) is None:
+                    raise
+                log.info("%s has no second derivative: each block by a product of its own", missing)
+                self._shared = False
+        image, weight = base.batch_rows(params, batch, _spread(rows, self.space, self.groups))
+        return _cut(image, self.space, self.groups), weight
+
+    # -------------------------------------------------------------------------------- one graph for all groups
+
+    def _gradients(self, base: RiskOperator, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Hessian blocks: d/dw_g of (dL/dw_g . v_g), all from the graph of one gradient."""
+        smooth = SmoothConvolutions() if len(rows) == 1 else contextlib.nullcontext()
+        with torch.enable_grad():
+            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+            with smooth:
+                total, weight = base.risk.total_and_weight(leaves, batch)
+            self._look(total)
+            slopes = dict(zip(leaves, gradients(total, tuple(leaves.values()), create_graph=True), strict=True))
+        image, where = torch.zeros_like(rows), self.space.slices
+        for names in self.groups.values():
+            live = [name for name in names if slopes[name].requires_grad]  # the rest do not depend on the weights
+            if live:
+                parts = [rows[:, where[name]].reshape(-1, *slopes[name].shape) for name in live]
+                pulled = self._pull([slopes[name] for name in live], [leaves[name] for name in names], parts)
+                for name, part in zip(names, pulled, strict=True):
+                    image[:, where[name]] = part.flatten(1)
+        return image, weight.detach()
+
+    def _jacobians(self, base: JacobianProduct, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """J_g' M J_g v_g: J'u is linear in u, so that J_g v_g is the gradient of v_g . J_g'u in u."""
+        loss, data = base.risk.output_loss, batch.data
+        with torch.enable_grad():
+            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+            out = base.risk.output(leaves, batch)
+            self._look(out)
+            u = torch.zeros_like(out, requires_grad=True)
+            backs = torch.autograd.grad(
+                out, tuple(leaves.values()), u, create_graph=True, materialize_grads=True
+            ) if out.requires_grad else tuple(leaves.values())  # fmt: skip
+            pulled = dict(zip(leaves, backs, strict=True))
+        held, image, where = out.detach(), torch.zeros_like(rows), self.space.slices
+        for names in self.groups.values():
+            live = [name for name in names if out.requires_grad and pulled[name].requires_grad]
+            if not live:  # they do not reach the outputs
+                continue
+            parts = [rows[:, where[name]].reshape(-1, *pulled[name].shape) for name in live]
+            (tangents,) = self._pull([pulled[name] for name in live], [u], parts)
+            middles = torch.stack([loss.middle(base.kind, held, data, tangent, None) for tangent in tangents])
+            for name, part in zip(live, self._pull([out], [leaves[name] for name in live], [middles]), strict=True):
+                image[:, where[name]] = part.flatten(1)
+        return image, loss.weight(held, data)
+
+    def _look(self, out: Tensor) -> None:
+        """Search the graph once for what reverse mode leaves out in silence."""
+        if not self._graph_seen:
+            refuse_once_differentiable(out)
+            self._graph_seen = True
+
+    def _pull(self, outputs: list[Tensor], inputs: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+        """Gradients (k, *shape) of `outputs` in `inputs` for k stacked cotangents; the graph stays for other groups."""
+        count = len(vectors[0])
+        if self._batched and count > 1:
+            try:
+                found = torch.autograd.grad(
+                    outputs, inputs, vectors, is_grads_batched=True, retain_graph=True, materialize_grads=True
+                )
+                # materialised zeros come without the batch dimension
+                return [
+                    g if g.ndim > x.ndim else x.new_zeros(count, *x.shape) for g, x in zip(found, inputs, strict=True)
+                ]
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if missing_operation(error) is not None:
+                    raise
+                self._batched = False  # no batching rule: from here on one vector at a time
+        rows = [
+            torch.autograd.grad(outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True)
+            for i in range(count)
+        ]
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+# ---------------------------------------------------------------------------------- a product for each block
+
+
+def _spread(rows: Tensor, space: ParamSpace, groups: Mapping[str, tuple[str, ...]]) -> Tensor:
+    """Rows (k, dim) as (G k, dim), each with the part of one group."""
+    spread = rows.new_zeros(len(groups), *rows.shape)
+    for number, names in enumerate(groups.values()):
+        for part in (space.slices[name] for name in names):
+            spread[number, :, part] = rows[:, part]
+    return spread.flatten(0, 1)
+
+
+def _cut(image: Tensor, space: ParamSpace, groups: Mapping[str, tuple[str, ...]]) -> Tensor:
+    """The diagonal blocks' parts of the images of `_spread`."""
+    apart = image.reshape(len(groups), -1, space.dim)
+    found = torch.zeros_like(apart[0])
+    for number, names in enumerate(groups.values()):
+        for part in (space.slices[name] for name in names):
+            found[:, part] = apart[number, :, part]
+    return found

@@ -1,0 +1,164 @@
+"""Whether a risk is one: looked at before any product is taken.
+
+A curvature matrix is a mean over items of what each gives. So weights and losses must be finite, the loss must add up
+over the items of a batch, a forward pass must repeat itself, and nothing may reach the loss beside the outputs.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .errors import NonFiniteError, UnsupportedError
+from .modes import AttentionWatch
+from .reducers import Mean
+
+if TYPE_CHECKING:
+    from .risk import Params, Risk
+
+log = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+_MATH_KERNEL = "attention by the math kernel"
+
+
+def examine(risk: "Risk") -> tuple[str, ...]:
+    """Refuse a risk that is not sound; costs one forward pass over the data.
+
+    Returns:
+        What is to be said with every number of it.
+
+    Raises:
+        NonFiniteError: If a weight or the loss of a batch is not finite.
+        UnsupportedError: If a forward pass is random, or the loss reads weights by itself.
+        ValueError: If the loss does not add up, or all weights of samples are 0.
+    """
+    _refuse_other_weights(risk)
+    masks = {name for name, _ in risk.model.named_buffers() if not name.endswith(("running_mean", "running_var"))}
+    for name, tensor in risk.state().items():
+        # a buffer may well be infinite, as a causal mask is, but not the statistics of a normalisation
+        if bool(tensor.isnan().any() if name in masks else (~tensor.isfinite()).any()):
+            raise NonFiniteError(f"{name} is not finite; the network has diverged, load other weights")
+    if risk.mode == "train" and not _is_settled(risk):
+        raise UnsupportedError(
+            "mode='train' with a shuffling loader: with batch statistics the batches are part of the function; "
+            "fix them with data=list(loader)"
+        )
+    look, mean = _Look(risk), Mean()
+    risk.fold(look.total, mean)
+    if mean.weight is None or not float(mean.weight) > 0:
+        raise ValueError("the weights of the samples add up to 0: every target is ignored")
+    return risk.world.first(look.notes)
+
+
+def _refuse_other_weights(risk: "Risk") -> None:
+    """Ranks are to be at one point."""
+    if risk.world.size == 1:
+        return
+    state = risk.state()
+    sums = risk.world.gather([float(t.double().abs().sum()) for t in state.values()])
+    for rank, own in enumerate(sums):
+        for name, here, there in zip(state, sums[0], own, strict=True):
+            if abs(here - there) > 1e-9 * abs(here):
+                raise ValueError(
+                    f"rank {rank} and rank 0 have other weights, first in {name}; load the same on every rank, or "
+                    "give group='self' if each is to study a network of its own"
+                )
+
+
+def _is_settled(risk: "Risk") -> bool:
+    """Whether the order of the data is known to be the same on every walk (counts and caches on first use)."""
+    if not risk.batches.ordered:
+        risk.batches.prepare()
+    return bool(risk.batches.ordered)
+
+
+class _Look:
+    """A walk over the batches with a look at each, and a closer one at the first."""
+
+    def __init__(self, risk: "Risk") -> None:
+        self.risk, self.notes = risk, risk.notes
+
+    def total(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum and weight of a batch, or of a piece of one, after a look at them."""
+        first = batch.start == 0 and not self.risk.sharded  # whose ranks go in step: one look each
+        total, weight = self._watched(params, batch) if first else self._summed(params, batch)
+        total = total.detach()
+        if total.ndim:
+            raise ValueError(f"the loss of a batch must be one number, got shape {tuple(total.shape)}")
+        if not bool(torch.isfinite(total)):
+            raise NonFiniteError(
+                f"the loss of batch {batch.index} (samples {batch.start} to {batch.start + batch.size - 1}) is "
+                f"{float(total)}; look for NaN or infinite inputs there, or a model that has diverged"
+            )
+        if not float(weight) >= 0:
+            raise ValueError(f"the weight of batch {batch.index} is {float(weight)}; a weight counts items")
+        if first:
+            self._check_repeats(params, batch, total, weight)
+            if self.risk.splittable and batch.size > 1:
+                self._check_halves(params, batch, total, weight)
+        return total, weight
+
+    def _summed(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum and weight, and a look at values that products do not repeat: labels that are no class."""
+        if self.risk.opaque:
+            return self.risk.total_and_weight(params, batch)
+        out, loss = self.risk.output(params, batch), self.risk.output_loss
+        if hasattr(loss, "check"):
+            loss.check(out, batch.data)
+        return loss.total(out, batch.data), loss.weight(out, batch.data)
+
+    def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
+        """The first batch, with a look for fused attention."""
+        with AttentionWatch() as watch:
+            result = self._summed(params, batch)
+        self._refuse_hidden_weights(params, batch)
+        if watch.seen and not self.notes:
+            self.notes = (_MATH_KERNEL,)
+            log.info("attention runs through the math kernel inside products: fused ones have no second derivative")
+        return result
+
+    def _refuse_hidden_weights(self, params: "Params", batch: Batch) -> None:
+        """Refuse a loss that reads the weights by itself: that part of it would be a constant in every product."""
+        if self.risk.opaque:
+            return
+        out = self.risk.output(params, batch).detach()
+        with torch.enable_grad():
+            total = self.risk.output_loss.total(out, batch.data)
+        if total.requires_grad:
+            raise UnsupportedError(
+                "the loss reads weights beside the outputs (a penalty, say), and products would not see that part; "
+                "give batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
+            )
+
+    def _check_repeats(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
+        again = self.risk.total(params, batch).detach()
+        if abs(float(again - total)) > self._slack(1.0, weight, float(total)):
+            raise UnsupportedError(
+                f"the same batch gave loss {float(total):.8g}, then {float(again):.8g}: the forward pass is random; "
+                "dropout modules are switched off, so look for noise or functional dropout with training=True"
+            )
+
+    def _check_halves(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
+        halves = [self.risk.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
+        totals = [float(t.detach()) for t, _ in halves]
+        parts = sum(totals)
+        if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
+            return
+        means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
+        if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):
+            raise ValueError(
+                "the loss looks like a sum over the batch; return the mean, ritz weights batches by their size"
+            )
+        raise ValueError(
+            f"the loss does not add up over samples: a batch of {batch.size} gives {float(total):.8g}, its two halves "
+            f"{parts:.8g}. A loss or model that couples the samples of a batch has no mean over samples; give it as "
+            "batch_loss= (sum, weight), or use mode='train' if BatchNorm couples them"
+        )
+
+    def _slack(self, factor: float, weight: Tensor, *totals: float) -> float:
+        """Round-off between two ways to the same sum; an item of a fitted network may be all round-off."""
+        dtype, sizes = self.risk.dtype, sum(abs(t) for t in totals)
+        return factor * _TOLERANCE.get(dtype, 1e-2) * sizes + 16 * torch.finfo(dtype).eps * float(weight)

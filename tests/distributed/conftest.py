@@ -1,0 +1,28 @@
+"""All runs of several ranks, in one launch."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from distributed.ranks import Launch, Task
+
+SIZES = (1, 2, 4)
+LOST = ("killed", "asleep", "frozen")
+
+
+@pytest.fixture(scope="session")
+def launch() -> Iterator[Launch]:
+    """What the ranks found; those of the second wave come to grief."""
+    agree = [Task(f"{size} ranks", size, "distributed.checks.run_all") for size in SIZES]
+    grief = [Task(how, 3, "distributed.faults.lost", (how,), awaited=(0, 2)) for how in LOST]
+    grief += [Task("refusals", 3, "distributed.faults.refusals", awaited=(0, 1, 2))]
+    grief += [Task("memory", 3, "distributed.faults.out_of_memory")]
+    made = Launch([agree, grief], env={"RITZ_PATIENCE": "4"})
+    yield made.wait()
+    shutil.rmtree(made.folder)
+
+
+@pytest.fixture(scope="session")
+def runs(launch: Launch) -> dict[int, list[dict[str, object]]]:
+    """What each rank of each run found, by world size."""
+    return {size: launch.results(f"{size} ranks") for size in SIZES}

@@ -1,0 +1,226 @@
+"""Products that are compiled, replayed, batched or cut into pieces are the products: float64, against dense truth."""
+
+import logging
+
+import cases
+import pytest
+import torch
+from torch import nn
+
+import ritz
+from ritz import compilation
+from ritz.compilation import compilations_of
+from ritz.operators import footprint
+
+MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN, "EmpiricalFisher": ritz.EmpiricalFisher}
+SAME = 1e-10  # relative, of a whole image
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """What is compiled; here a graph is run as it was traced."""
+    made: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(compilation, "lowered", lambda graph: made.append(graph) or graph)
+    return made
+
+
+def columns(dim: int, k: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randn(dim, k, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix"),
+    [*((name, "Hessian") for name in cases.NAMES), *((name, "GGN") for name in ("mlp_bce", "pixels", "language"))],
+)
+def test_traced_products_are_right_on_every_network(lowered, name, matrix):
+    risk = cases.problem(name).risk(plan=ritz.Plan(compile=True, route="reverse"))
+    A, V = MATRICES[matrix](risk), columns(risk.dim)
+    wanted = cases.truth(name, matrix) @ V
+    for _ in range(2):
+        assert cases.relative(A @ V, wanted) < SAME
+    assert len(lowered) == len(compilations_of(risk.recordings)) == 1  # the ragged batches are taken as they are
+
+
+@pytest.mark.parametrize("plan", [{"replay": True}, {"chunk": 2, "micro_batch": 2}], ids=str)
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_replayed_chunked_and_cut_products_are_right_on_every_network(name, plan):
+    problem = cases.problem(name)
+    if "micro_batch" in plan and problem.mode == "train":
+        pytest.skip("batch statistics keep a batch whole")
+    risk = problem.risk(plan=ritz.Plan(compile=False, route="reverse", **plan))
+    for matrix in ("Hessian", "GGN"):
+        A, V = MATRICES[matrix](risk), columns(risk.dim)
+        for _ in range(3):
+            image = A @ V
+        assert cases.relative(image, cases.truth(name, matrix) @ V) < SAME
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_products_through_torch_compile_are_right_on_every_network(monkeypatch, name, matrix):
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    risk = cases.problem(name).risk(plan=ritz.Plan(compile=True, route="reverse"))
+    A, V = MATRICES[matrix](risk), columns(risk.dim)
+    for _ in range(2):
+        assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
+    assert len(compilations_of(risk.recordings)) == 1
+
+
+def test_through_torch_compile_a_product_is_right_and_compiled_once(monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    seen, plain = [], compilation.lowered
+    monkeypatch.setattr(compilation, "lowered", lambda graph: seen.append(graph) or plain(graph))
+    risk = cases.make("mlp_mse").risk(plan=ritz.Plan(compile=True))
+    H, V = ritz.Hessian(risk), columns(risk.dim)
+    before = torch.get_rng_state()
+    for _ in range(3):
+        assert cases.relative(H @ V, cases.truth("mlp_mse", "Hessian") @ V) < SAME
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.no_grad():
+        for p in risk.model.parameters():
+            p.mul_(0.5)  # the weights are read as they are now
+    moved = ritz.Hessian(ritz.Risk(risk.model, nn.MSELoss(), cases.problem("mlp_mse").batches))
+    assert cases.relative(H @ V, moved @ V) < SAME
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("matrix", ["Hessian", "EmpiricalFisher"])
+def test_a_compiled_product_follows_weights_buffers_and_other_points(lowered, matrix):
+    problem = cases.make("residual")
+    plan = ritz.Plan(compile=True, route="reverse")
+    risk, plain = problem.risk(plan=plan), problem.risk(plan=ritz.Plan(compile=False, route="reverse"))
+    A, B, V = MATRICES[matrix](risk), MATRICES[matrix](plain), columns(risk.dim)
+    for _ in range(3):
+        assert cases.relative(A @ V, B @ V) < SAME
+        with torch.no_grad():
+            problem.model.stem.weight.mul_(1.1)
+            problem.model.norm.running_mean += 0.1
+    other = {name: 2 * p for name, p in risk.params().items()}
+    assert cases.relative(MATRICES[matrix](risk.at(other)) @ V, MATRICES[matrix](plain.at(other)) @ V) < SAME
+    assert len(lowered) == 1
+
+
+def test_a_change_of_a_module_or_of_the_parameters_is_another_function(lowered):
+    problem = cases.make("residual")
+    risk = problem.risk(plan=ritz.Plan(compile=True))
+    G = ritz.GGN(risk)
+    G @ columns(risk.dim)
+    problem.model.norm.eps = 1.0
+    plain = ritz.GGN(problem.risk(plan=ritz.Plan(compile=False)))
+    assert cases.relative(G @ columns(risk.dim), plain @ columns(risk.dim)) < SAME
+    part, same = G.block("head.*"), plain.block("head.*")
+    assert cases.relative(part @ columns(part.dim), same @ columns(part.dim)) < SAME
+    assert len(lowered) == 3
+
+
+def test_a_compiled_product_is_the_same_each_time_and_leaves_no_trace(lowered):
+    problem = cases.make("attention")
+    state = {name: t.clone() for name, t in problem.model.state_dict().items()}
+    risk = problem.risk(plan=ritz.Plan(compile=True))
+    H, V = ritz.Hessian(risk), columns(risk.dim)
+    H @ V
+    first, before = H @ V, V.clone()
+    assert torch.equal(H @ V, first)
+    assert torch.equal(V, before)
+    assert all(torch.equal(t, state[name]) for name, t in problem.model.state_dict().items())
+    assert all(p.grad is None for p in problem.model.parameters())
+
+
+def test_auto_compiles_a_long_run_of_a_known_model_and_no_other(lowered, monkeypatch):
+    monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
+    monkeypatch.setattr(compilation, "_tools", lambda device: True)
+    monkeypatch.setattr(compilation, "_clock", lambda device: 0.0)
+    for name, wanted in (("mlp_mse", 1), ("mlp_custom", 0), ("residual", 0)):  # a loss and a module of the user's
+        for spent in (0.0, 1e6):
+            lowered.clear()
+            G = ritz.GGN(cases.problem(name).risk())
+            G._spent = spent
+            for _ in range(3):
+                G @ columns(G.dim)
+            assert len(lowered) == (wanted if spent else 0)
+
+
+def test_auto_goes_by_what_is_expected(lowered, monkeypatch):
+    monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
+    G = ritz.GGN(cases.problem("mlp_mse").risk())
+    G @ columns(G.dim)
+    assert not G._considers_compiling()
+    G.expect(10**9)
+    assert G._considers_compiling()
+    G @ columns(G.dim)
+    assert G._expected == 10**9 - 3
+    with pytest.raises(ValueError, match="products must not be negative, got -1"):
+        G.expect(-1)
+
+
+def test_on_a_cpu_auto_does_not_compile(lowered):
+    G = ritz.GGN(cases.problem("mlp_mse").risk())
+    G._spent = 1e9
+    for _ in range(3):
+        G @ columns(G.dim)
+    assert not lowered
+
+
+def test_dropout_and_drawn_labels_are_not_compiled(lowered):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 3))
+    data = torch.randn(6, 4), torch.randint(3, (6,))
+    plan = ritz.Plan(compile=True)
+    for operator in (
+        ritz.GGN(ritz.Risk(model, nn.CrossEntropyLoss(), data, dropout=True, plan=plan)),
+        ritz.Fisher(ritz.Risk(model, nn.CrossEntropyLoss(), data, plan=plan)),
+    ):
+        for _ in range(2):
+            operator @ columns(operator.dim)
+    assert not lowered
+
+
+def test_a_wrong_compiler_changes_nothing_but_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(compilation, "lowered", lambda graph: lambda *x: tuple(2 * y for y in graph(*x)))
+    risk = cases.problem("mlp_mse").risk(plan=ritz.Plan(compile=True))
+    H, V = ritz.Hessian(risk), columns(risk.dim)
+    with caplog.at_level(logging.INFO, "ritz"):
+        for _ in range(3):
+            assert cases.relative(H @ V, cases.truth("mlp_mse", "Hessian") @ V) < SAME
+    assert "compiled, it is 1.0e+00 off" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["yes", None, 1.5])
+def test_a_plan_refuses_another_word(given):
+    with pytest.raises(ValueError, match=f"compile must be True, False or 'auto', got {given!r}"):
+        ritz.Plan(compile=given)
+
+
+# ---------------------------------------------------------------------------------------- pieces on a CPU
+
+
+@pytest.mark.parametrize("name", ["mlp_relu", "conv", "pixels", "attention", "language", "residual"])
+def test_pieces_of_a_batch_give_the_product_of_the_batch(monkeypatch, name):
+    risk = cases.problem(name).risk()
+    H, G, V = ritz.Hessian(risk, "reverse"), ritz.GGN(risk), columns(risk.dim)
+    seen, plain = set(), ritz.GGN._product
+    monkeypatch.setattr(footprint, "LARGEST", 1)
+    monkeypatch.setattr(
+        ritz.GGN, "_product", lambda self, p, batch, r: seen.add(batch.size) or plain(self, p, batch, r)
+    )
+    assert cases.relative(G @ V, cases.truth(name, "GGN") @ V) < SAME
+    assert cases.relative(H @ V, cases.truth(name, "Hessian") @ V) < SAME
+    assert seen <= {1, 2}  # a batch of two is not looked at
+
+
+def test_a_batch_that_may_not_be_cut_is_not(monkeypatch):
+    monkeypatch.setattr(footprint, "LARGEST", 1)
+    monkeypatch.setattr(footprint, "fitting_piece", None)
+    for keywords in ({"mode": "train"}, {"plan": ritz.Plan(micro_batch=3)}):
+        risk = cases.problem("residual").risk(**keywords)
+        truth = cases.truth("residual_train" if "mode" in keywords else "residual", "GGN")
+        assert cases.relative(ritz.GGN(risk) @ columns(risk.dim), truth @ columns(risk.dim)) < SAME
+
+
+def test_the_cut_goes_by_the_largest_activation_and_the_number_of_vectors():
+    model = nn.Sequential(nn.Linear(2, 1000), nn.ReLU(), nn.Linear(1000, 3))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(4096, 2), torch.zeros(4096).long()), batch_size=4096)
+    (batch,) = risk.batches
+    with risk.session():
+        found = [footprint.fitting_piece(risk, risk.params(), batch, k) for k in (1, 8, 64)]
+    assert found == [(1 << 24) // (8000 * k) for k in (1, 8, 64)]

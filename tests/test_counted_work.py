@@ -1,0 +1,153 @@
+"""How much work is done, by count: what a change of the code may not make dearer without being seen.
+
+The network is 20-16-5 without biases on N = 12 samples, so that every matrix product is known: a layer (n, m) takes
+N n m multiplications forward, as many for the gradient of its weight and as many for that of its input. Forward mode
+gives the images a tangent of zeros and multiplies with it, once for all vectors: those are the bounds from above.
+"""
+
+import pytest
+import torch
+from torch import nn
+from work import counted
+
+import ritz
+
+N, IN, MID, OUT = 12, 20, 16, 5
+FIRST, LAST = N * IN * MID, N * MID * OUT  # multiplications of the layers
+FORWARD = FIRST + LAST
+GRADIENT = 2 * FIRST + 3 * LAST  # the images need no gradient
+DIM = IN * MID + MID * OUT
+
+
+def risk_of(batches: int = 1, activation: type[nn.Module] = nn.Tanh, **plan: object) -> ritz.Risk:
+    draw = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(IN, MID, bias=False), activation(), nn.Linear(MID, OUT, bias=False))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw) / 4)
+    X, y = torch.randn(N * batches, IN, generator=draw), torch.randint(OUT, (N * batches,), generator=draw)
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=N, plan=ritz.Plan(**plan))
+
+
+def ready(operator: ritz.Operator, k: int) -> torch.Tensor:
+    """Rows, after a first product: checks are made once."""
+    rows = operator.probes(range(k), seed=0)
+    operator.rows(rows)
+    return rows
+
+
+def test_the_gradient_is_the_yardstick(monkeypatch):
+    risk = risk_of()
+    risk.check()
+    with counted(monkeypatch) as work:
+        risk.gradient()
+    assert (work.multiplications, work.forwards) == (GRADIENT, 1)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("route", ["forward", "reverse"])
+def test_hessian_products_share_one_gradient(monkeypatch, route, k):
+    """K products are 1 gradient and K times its derivative: 2 of each product, where nothing is constant."""
+    H = ritz.Hessian(risk_of(route=route))
+    rows = ready(H, k)
+    with counted(monkeypatch) as work:
+        H.rows(rows)
+    least = GRADIENT + k * (2 * FIRST + 6 * LAST)
+    assert least <= work.multiplications <= least + (2 * FIRST if route == "forward" else 0)
+    assert (work.forwards, work.batch_products, work.vectors, work.looks) == (1, 1, k, 0)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("matrix", [ritz.GGN, ritz.EmpiricalFisher])
+def test_gauss_newton_products_share_one_forward_pass(monkeypatch, matrix, k):
+    """One forward pass, and for each vector its tangent (the input has none) and one backward pass."""
+    G = matrix(risk_of())
+    rows = ready(G, k)
+    with counted(monkeypatch) as work:
+        G.rows(rows)
+    least = FORWARD + k * ((FIRST + 2 * LAST) + (FIRST + 2 * LAST))
+    assert least <= work.multiplications <= least + FIRST
+    assert (work.forwards, work.batch_products, work.vectors, work.looks) == (1, 1, k, 0)
+
+
+@pytest.mark.parametrize("matrix", [ritz.Hessian, ritz.GGN])
+def test_batches_and_chunks_add_up(monkeypatch, matrix):
+    A = matrix(risk_of(batches=3, chunk=4, route="reverse"))
+    rows = ready(A, 10)
+    with counted(monkeypatch) as work:
+        A.rows(rows)
+    assert (work.forwards, work.batch_products, work.vectors, work.looks) == (9, 9, 30, 0)
+
+
+def test_a_product_with_columns_is_looked_at_once(monkeypatch):
+    """Whether it is finite."""
+    H = ritz.Hessian(risk_of(route="reverse"))
+    V = ready(H, 8).T
+    with counted(monkeypatch) as work:
+        H @ V
+    assert work.looks == 1
+
+
+@pytest.mark.parametrize(("matrix", "most"), [(ritz.Hessian, 2.1), (ritz.GGN, 2.1)])
+def test_vectors_are_held_twice_and_activations_a_few_times(monkeypatch, matrix, most):
+    """Images parameter by parameter, then side by side: 2 (k, dim). The rest is activations and their tangents."""
+    k = 8
+    A = matrix(risk_of(route="forward"))
+    rows = ready(A, k)
+    with counted(monkeypatch, memory=True) as work:
+        A.rows(rows)
+    vectors, activations = 8 * k * DIM, 8 * (k + 1) * N * (MID + OUT)
+    assert work.peak <= most * vectors + 8 * activations
+
+
+def test_a_large_activation_is_cut_into_pieces(monkeypatch):
+    """On a CPU the tangents of one activation take 16 MiB at most."""
+    wide = nn.Sequential(nn.Linear(1, 1 << 13, bias=False), nn.ReLU(), nn.Linear(1 << 13, 1, bias=False))
+    data = torch.ones(128, 1), torch.ones(128, 1)
+    risk = ritz.Risk(wide, nn.MSELoss(), data, plan=ritz.Plan(route="reverse"))
+    G = ritz.GGN(risk)
+    rows = ready(G, 8)
+    with counted(monkeypatch, memory=True) as work:
+        G.rows(rows)
+    assert (work.forwards, work.batch_products) == (4, 4)  # 8 vectors, 8 bytes, 2^13 units: 32 samples at a time
+    assert work.peak <= 5 * (1 << 24)
+
+
+def test_the_first_product_checks_and_chooses_at_a_known_price(monkeypatch):
+    """Four passes of checks on the first batch, one on the others; each exact route three times on the first batch."""
+    H = ritz.Hessian(risk_of(batches=3))
+    with counted(monkeypatch) as work:
+        H.rows(H.probes(range(2), seed=0))
+    assert work.forwards <= 6 + 2 + 6 + 3 + 2
+    assert work.batch_products == 3
+
+
+def test_a_spectrum_makes_the_products_it_says_and_no_other_pass(monkeypatch):
+    H = ritz.Hessian(risk_of(batches=2, route="reverse"))
+    ready(H, 1)
+    with counted(monkeypatch) as work:
+        found = ritz.spectrum(H, num_steps=10, num_probes=8)
+    assert work.vectors == 2 * found.products
+    assert work.forwards == work.batch_products <= 2 * (found.products // 8 + 6)
+    assert work.looks <= 2.5 * found.products
+
+
+def test_the_standard_measures_cost_their_spectrum_and_some_passes(monkeypatch):
+    init = {name: torch.zeros_like(p) for name, p in risk_of().model.named_parameters()}
+    with counted(monkeypatch) as alone:
+        ritz.spectrum(ritz.Hessian(risk_of(batches=2, route="reverse")), num_steps=10)
+    with counted(monkeypatch) as work:
+        ritz.measure(risk_of(batches=2, route="reverse"), init=init, num_steps=10)
+    assert work.vectors <= alone.vectors
+    assert work.multiplications <= 1.2 * alone.multiplications
+
+
+def test_sample_traces_are_one_forward_pass_and_one_backward_pass_for_each_class(monkeypatch):
+    risk = risk_of(batches=2, activation=nn.ReLU)
+    ritz.sample_traces(risk)
+    with counted(monkeypatch) as work:
+        found = ritz.sample_traces(risk)
+    assert found.exact
+    assert work.batch_products == 0
+    assert work.forwards <= 2 + 3  # and some that look whether it is exact
+    assert work.multiplications <= 2 * (FORWARD + OUT * (FIRST + 2 * LAST)) * 1.2
