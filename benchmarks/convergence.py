@@ -32,7 +32,7 @@ import ritz
 from ritz.errors import NonFiniteError, NumericalWarning
 from ritz.optim import KFAC, AutoDamping, BulkEdge, LedoitWolf, NoiseVariance, linear_decay
 from ritz.papers.data.images import Data, load_images
-from ritz.papers.experiment import own_commit
+from ritz.provenance import own_commit
 from ritz.space import random_uniform
 
 FILE = "convergence.json"

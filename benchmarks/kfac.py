@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import ritz
 from ritz.optim import KFAC, AutoDamping, TracePenalty
-from ritz.papers.experiment import own_commit
+from ritz.provenance import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import ritz
 from ritz.operators import DenseOperator
-from ritz.papers.experiment import own_commit
+from ritz.provenance import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,8 +28,9 @@ from ritz.papers import logistic_damping_claims as judgement
 from ritz.papers import logistic_damping_figure as figures
 from ritz.papers.base import Claim
 from ritz.papers.data.images import Data, load_images
-from ritz.papers.experiment import own_commit, plain_claim, write_result
+from ritz.papers.experiment import plain_claim, write_result
 from ritz.papers.experiments import find
+from ritz.provenance import own_commit
 from ritz.results import Estimate
 from ritz.space import random_uniform
 

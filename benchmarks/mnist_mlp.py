@@ -25,7 +25,8 @@ import torch
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
 from ritz.papers.base import Claim
-from ritz.papers.experiment import own_commit, plain_claim
+from ritz.papers.experiment import plain_claim
+from ritz.provenance import own_commit
 from ritz.space import random_uniform
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 import ritz
 from ritz.optim import KFAC, AutoDamping, Stream
 from ritz.papers.data import Data, load
-from ritz.papers.experiment import own_commit
+from ritz.provenance import own_commit
 from ritz.results import from_samples
 
 FILE = "noise.json"

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ritz.optim import KFAC, linear_decay
 from ritz.papers.data.images import load_images
-from ritz.papers.experiment import own_commit
+from ritz.provenance import own_commit
 from ritz.results import from_samples
 from ritz.space import random_uniform
 

@@ -12,8 +12,12 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"ritz {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"  # by docutils, in the page: the site fetches nothing
 smartquotes_action = "D"  # dashes only: "eval" is code as often as not
 
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # links to headings, as on the pages themselves
 
 autodoc_member_order = "bysource"
@@ -91,8 +95,22 @@ def mend_docstring(app, what, name, obj, options, lines):
     lines[:] = as_restructured(lines)
 
 
+def formula(block: bool):
+    """How a formula is written into a page."""
+
+    def visit(self, node):
+        from docutils.nodes import SkipNode
+        from docutils.utils.math.latex2mathml import tex2mathml
+
+        self.body.append(tex2mathml(node.astext(), as_block=block))
+        raise SkipNode
+
+    return visit, None
+
+
 def setup(app):
-    """Connect the two."""
+    """Connect them."""
+    app.add_html_math_renderer("mathml", formula(block=False), formula(block=True))
     app.connect("source-read", add_toctrees)
     app.connect("autodoc-process-docstring", mend_docstring, priority=100)
     return {"parallel_read_safe": True}

@@ -52,16 +52,6 @@ for epochs, ax in ((2, axes[0]), (10, axes[1])):
     print(study)
     study.plot(ax)
 
-# %% [markdown]
-# ACEHT is the trace of an affine network; taken on the features of the last layer it is that layer's share of the true
-# trace, exactly. The margin bound lies above it.
-
-# %%
-trace = ritz.trace(ritz.GGN(risk)).value
-last = ritz.trace(ritz.GGN(risk).block("8.*")).value
-print(f"\ntrace {trace:.3f}, of the last layer {last:.3f}, from its features {aceht_features(risk).value:.3f}")
-print(f"ACEHT on inputs {aceht(found).value:.3f} <= margin bound {margin_bound(found).value:.3f}")
-
 # %%
 margins = margin_distribution(found)
 quantiles = ", ".join(f"{margins.quantiles[q]:.2f}" for q in (0.0, 0.1, 0.25, 0.5, 0.75, 1.0))
@@ -71,3 +61,13 @@ print("median distance to the boundary, in spreads of each layer's input:")
 for layer, part in layer_margins(risk).median.parts.items():
     print(f"  {layer:>6} {part.value:.3f}")
 figure.savefig("margins.png", dpi=120)
+
+# %% [markdown]
+# ACEHT is the trace of an affine network; taken on the features of the last layer it is that layer's share of the true
+# trace, exactly: beside it the diagonal of the dense matrix. On inputs, the margin bound lies above it.
+
+# %%
+G = ritz.GGN(risk)
+print(f"\nACEHT on inputs {aceht(found).value:.3f} <= margin bound {margin_bound(found).value:.3f}")
+last = G.block("8.*").dense().trace()
+print(f"trace {ritz.trace(G).value:.3f}; of the last layer {aceht_features(risk).value:.4f}, truth {float(last):.4f}")

@@ -67,3 +67,11 @@ figure = Figure(figsize=(11, 8), layout="constrained")
 for picture, ax in zip((lines["filter-normalised"], between, around, through), figure.subplots(2, 2).flat, strict=True):
     picture.plot(ax)
 figure.savefig("landscape.png", dpi=80)
+
+# %% [markdown]
+# The curvature along the two eigenvectors, beside all eigenvalues of the dense matrix.
+
+# %%
+truth = torch.linalg.eigvalsh(H.dense())
+for name, value in (("top eigenvector", truth[-1]), ("bottom eigenvector", truth[0])):
+    print(f"{name:<20}{float(lines[name].curvature) / lines[name].norm ** 2:>12.6f}, truth {float(value):.6f}")

@@ -61,12 +61,12 @@ batch, noisy = torch.linalg.eigh(H.dense() + noise)
 found = rmt.outliers(batch, level)
 top = len(found.eigenvalues)
 squares = (noisy.T @ directions).square().flip(0, 1)[:top, :top]
-print(f"\n{level}, {rmt.bulk_edge(level)}, {found.count}\n")
+shrunk = rmt.shrinkage(level)
+print(f"\nbest linear shrinkage: {shrunk.beta}, that is {shrunk.damping} in units of curvature")
+print(f"{level}, {rmt.bulk_edge(level)}, {found.count}; beside them the truth, from all data\n")
 print(f"{'batch':>7}{'spike':>8}{'H':>8}{'overlap':>10}{'measured':>10}{'with all outliers of H':>24}")
 for i in range(0, top, 2):
     print(
         f"{found.eigenvalues[i]:>7.3f}{found.spikes.value[i]:>8.3f}{truth.flip(0)[i]:>8.3f}"
         f"{found.spikes.parts['overlap'].value[i]:>10.4f}{squares[i, i]:>10.4f}{squares[i].sum():>24.4f}"
     )
-shrunk = rmt.shrinkage(level)
-print(f"\nbest linear shrinkage: {shrunk.beta}, that is {shrunk.damping} in units of curvature")

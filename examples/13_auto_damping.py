@@ -68,12 +68,12 @@ for name, (model, _) in runs.items():
 
 # %%
 model = runs["flat, start value"][0]
-print(f"\n{'rule':<16}{'damping':>12}{'with the loss times 10':>26}")
-for rule in (NoiseVariance(start=0.0), LedoitWolf(start=0.0), BulkEdge(start=0.0)):
+print(f"\n{'rule':<16}{'damping':>12}{'with the loss times 10':>26}{'factor':>10}{'truth':>8}")
+for rule, truth in ((NoiseVariance(start=0.0), 100), (LedoitWolf(start=0.0), 10), (BulkEdge(start=0.0), 10)):
     values = []
     for factor in (1.0, 10.0):
         risk = ritz.Risk(model, lambda out, t, c=factor: c * nn.functional.cross_entropy(out, t), (X[train], y[train]))
         optimizer = torch.optim.Adam(model.parameters())
         AutoDamping(optimizer, risk, every=1, rule=rule, curvature="ggn").step()
         values.append(optimizer.param_groups[0]["eps"])
-    print(f"{type(rule).__name__:<16}{values[0]:>12.5f}{values[1]:>26.5f}")
+    print(f"{type(rule).__name__:<16}{values[0]:>12.5f}{values[1]:>26.5f}{values[1] / values[0]:>10.3f}{truth:>8}")

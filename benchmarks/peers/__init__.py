@@ -1,0 +1,1 @@
+"""What `benchmarks/speed.py` is made of: problems, tools, clocks, suites and the page."""

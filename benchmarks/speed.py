@@ -1,0 +1,132 @@
+"""How fast is ritz beside its peers? The same models, data, precision and vectors for all; images are compared first.
+
+    python benchmarks/speed.py products                             on a CPU, one thread, minutes
+    python benchmarks/speed.py products --device cuda --compile --problems vgg16_bn --precisions tf32
+    python benchmarks/speed.py spectrum --device cuda --compile     and traces, sample_traces, steps, measure, scaling
+    python benchmarks/speed.py --page benchmarks/results docs       speed.md and speed.png, from the files
+
+Tools take turns in each round of one run, three rounds at least, and are told in gradients of the same batch in the
+same process. What is too long to run whole is measured in part and marked as extrapolated. Peers are looked for among
+the installed packages and in the folder of --peers; one that is absent or fails is named in the file. Every call writes
+one file, OUT/speed_SUITE_DEVICE[_TAG].json, with versions, machine, commit and settings.
+"""
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.page import page, target_table, time_table
+from peers.suites import SUITES, multiplied
+from peers.tools import missing, versions
+
+from ritz import provenance
+
+QUICK = {
+    "problems": ["tiny"], "rounds": 3, "batches": 2, "steps": 10, "probes": 6, "samples": 256, "loop": 2, "limit": 5.0,
+    "columns": [1, 8], "batch_size": 32, "images": 50_000, "precisions": ["float32"],
+}  # fmt: skip
+CPU = {
+    "problems": ["mlp", "conv", "transformer"], "rounds": 7, "batches": 2, "steps": 30, "probes": 12, "samples": 4096,
+    "loop": 5, "limit": 60.0, "columns": [1, 8], "batch_size": None, "images": 50_000, "precisions": ["float32"],
+}  # fmt: skip
+CUDA = CPU | {
+    "problems": ["vgg16_bn"], "batches": 8, "steps": 100, "probes": 30, "samples": 59_904, "loop": 200,
+    "precisions": ["tf32"],
+}  # fmt: skip
+FEW = {"measure": 1}  # batches
+SMALL = {"spectrum": ["conv"], "traces": ["mlp", "conv"], "measure": ["lenet5"], "steps": ["mlp", "conv"]}  # on a CPU
+
+
+def settled(args: argparse.Namespace) -> argparse.Namespace:
+    """What was not said, by device."""
+    args.threads = args.threads or (2 if args.suite == "sample_traces" else 1)
+    usual: dict[str, Any] = QUICK if args.quick else (CUDA if args.device == "cuda" else CPU)
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+            if name == "problems" and usual is CPU:
+                args.problems = SMALL.get(args.suite, value)
+            if name == "batches":
+                args.batches = FEW.get(args.suite, value)
+    return args
+
+
+def run(args: argparse.Namespace) -> Path:
+    """One suite, written to one file."""
+    if args.device == "cpu":
+        torch.set_num_threads(args.threads)
+    names = (*QUICK, "matrices", "device", "compile", "check", "threads")
+    about = {
+        "suite": args.suite,
+        "settings": {name: getattr(args, name) for name in names},
+        "commit": args.commit or provenance.own_commit(),
+        "versions": provenance.versions() | versions(),
+        "machine": provenance.machine(args.device),
+        "missing": missing(),
+        "load": os.getloadavg()[0],  # processes that wanted a core when the run began
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    target: Path = args.out / f"speed_{args.suite}_{args.device}{'_' + args.tag if args.tag else ''}.json"
+    args.keep = lambda found: target.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf8")
+    with multiplied(args.precisions[-1]):
+        report = about | SUITES[args.suite](args)
+    args.keep(report)
+    print(time_table(report))
+    if report["verdicts"]:
+        print("\n" + target_table(report))
+    print(f"\nwrote {target}")
+    return target
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="products")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--problems", nargs="+", help="networks: see benchmarks/peers/problems.py")
+    parser.add_argument("--precisions", nargs="+", choices=("float32", "tf32"))
+    parser.add_argument("--matrices", nargs="+", choices=("Hessian", "GGN"), default=["Hessian", "GGN"])
+    parser.add_argument("--columns", nargs="+", type=int, help="vectors at a time")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--batches", type=int, help="of the part of the data that is timed")
+    parser.add_argument("--images", type=int, help="of the whole data, to which times are extrapolated")
+    parser.add_argument("--rounds", type=int, help="turns of each tool, three at least")
+    parser.add_argument("--limit", type=float, help="seconds of one case after which no further round is begun")
+    parser.add_argument("--steps", type=int, help="of Lanczos, in the suite spectrum")
+    parser.add_argument("--probes", type=int, help="in the suite traces")
+    parser.add_argument("--samples", type=int, help="in the suite sample_traces")
+    parser.add_argument("--loop", type=int, help="samples of PyHessian's loop")
+    parser.add_argument("--threads", type=int, help="of a CPU: 1, and 2 for sample_traces, unless said")
+    parser.add_argument("--compile", action="store_true", help="torch.compile too, tens of seconds for each product")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="spare the product in float64")
+    parser.add_argument("--peers", type=Path, action="append", default=[], help="folder of packages not installed")
+    parser.add_argument("--commit", help="of the code, where git cannot say")
+    parser.add_argument("--tag", default="", help="at the end of the file's name")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
+    parser.add_argument("--quick", action="store_true", help="every suite on a tiny network, seconds: does it run?")
+    return parser
+
+
+def main() -> None:
+    args = arguments().parse_args()
+    if args.page:
+        page(*args.page)
+        return
+    sys.path += [str(path) for path in args.peers]  # at the end: what is installed goes first
+    warnings.filterwarnings("ignore", category=UserWarning)  # PyHessian's graphs of gradients
+    if args.quick:
+        args.out = Path("build/benchmarks")
+        for args.suite in SUITES:
+            run(settled(args))
+        page(args.out, args.out)
+        return
+    run(settled(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+# %% [markdown]
+# # Many devices
+# The same program with one process, `python 16_torchrun.py`, and with several,
+#
+#     torchrun --nproc-per-node 2 16_torchrun.py
+#
+# One line makes the ranks work together; all that follows is as ever. Each rank walks its share of the data, and every
+# number is that of all the data, on every rank.
+
+# %%
+import os
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+
+import ritz
+
+if "RANK" in os.environ:  # torchrun says so
+    dist.init_process_group()
+
+pixels, labels = load_digits(return_X_y=True)
+X, y = torch.tensor(pixels / 16, dtype=torch.float64), torch.tensor(labels)
+
+torch.manual_seed(0)  # the same weights on every rank; a model in DistributedDataParallel has them by itself
+model = nn.Sequential(nn.AvgPool1d(4), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)).double()
+risk = ritz.Risk(model, nn.CrossEntropyLoss(), (X, y))  # all of the data on every rank: the work is shared out
+H = ritz.Hessian(risk)
+
+
+def say(text: str) -> None:
+    """Once, not by every rank."""
+    if risk.world.rank == 0:
+        print(text)
+
+
+say(f"{risk.world}: {risk.num_samples} samples, {risk.dim} parameters")
+
+# %% [markdown]
+# Every call below is made by all ranks: each of them is a part of the work. A rank that calls alone would wait for the
+# others, and be told so after RITZ_PATIENCE seconds.
+
+# %%
+s = ritz.spectrum(H, num_steps=40, num_probes=8, seed=0)
+top = ritz.top_eigenpairs(H, k=3)
+say(f"largest eigenvalues: {', '.join(f'{value:.4f}' for value in top.values.tolist())}")
+
+# %% [markdown]
+# Where each rank has read its own part of the data, say so: `share=True`. The parts may be of any size.
+
+# %%
+part = slice(risk.world.rank, None, risk.world.size)
+shared = ritz.Risk(model, nn.CrossEntropyLoss(), (X[part], y[part]), share=True)
+say(f"loss: {risk.loss():.12f} by sharing out, {shared.loss():.12f} from parts")
+
+# %% [markdown]
+# What one rank does and the others do not belongs to a risk of its own.
+
+# %%
+alone = risk.alone()
+truth = float(torch.trace(ritz.Hessian(alone).dense()))  # P = 226: small enough to know
+say(f"\ntrace: {s.trace}\ntruth: {truth:.4f}, by one rank with all the data")
+
+if dist.is_initialized():
+    dist.destroy_process_group()
