@@ -59,8 +59,8 @@ class Folder:
         ...     folder = Folder(path, recipe, {"train": (torch.zeros(2, 1), torch.zeros(2))})
         ...     folder.keep(1, {"weights": torch.ones(2)})
         ...     folder.keep(2, {"weights": torch.zeros(2)})
-        ...     print(folder.newest(), sorted(p.name for p in folder.path.iterdir()))
-        {'weights': tensor([0., 0.])} ['epoch-000002.json', 'epoch-000002.safetensors', 'lock', 'run.json']
+        ...     print(sorted(p.name for p in folder.path.iterdir()))
+        ['epoch-000002.json', 'epoch-000002.safetensors', 'lock', 'run.json']
     """
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> None:

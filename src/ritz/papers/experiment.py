@@ -157,7 +157,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
     target = folder / result["paper"] / f"{result['item']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     entries = []
-    for key, value in _finite(result).items():
+    for key, value in finite(result).items():
         inner = value if isinstance(value, list) and value and isinstance(value[0], dict) else None
         text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
         entries.append(f" {_json(key)}: {text}")
@@ -239,7 +239,7 @@ def read_claim(plain: Mapping[str, Any]) -> Claim:
     return Claim(**fields)
 
 
-def numbers(rows: Any) -> Rows:
+def numbers(rows: Any) -> Any:
     """Rows as they were before they were written: "nan", "inf" and "-inf" are numbers.
 
     Example:
@@ -247,10 +247,10 @@ def numbers(rows: Any) -> Rows:
         [{'loss': [1.0, inf], 'stop': 'finished'}]
     """
     if isinstance(rows, dict):
-        return {key: numbers(value) for key, value in rows.items()}  # type: ignore[return-value]
+        return {key: numbers(value) for key, value in rows.items()}
     if isinstance(rows, list):
-        return [numbers(value) for value in rows]  # type: ignore[misc]
-    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows  # type: ignore[return-value]
+        return [numbers(value) for value in rows]
+    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows
 
 
 def _short(value: Any) -> float:
@@ -258,10 +258,15 @@ def _short(value: Any) -> float:
     return float(f"{float(value):.7g}")
 
 
-def _finite(node: Any) -> Any:
-    """Plain data with "nan", "inf" and "-inf" for what JSON has no numbers for."""
+def finite(node: Any) -> Any:
+    """Plain data with "nan", "inf" and "-inf" for what JSON has no numbers for; `numbers` undoes it.
+
+    Example:
+        >>> finite({"loss": (1.0, float("inf"))})
+        {'loss': [1.0, 'inf']}
+    """
     if isinstance(node, dict):
-        return {key: _finite(value) for key, value in node.items()}
+        return {key: finite(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_finite(item) for item in node]
+        return [finite(item) for item in node]
     return str(node) if isinstance(node, float) and not math.isfinite(node) else node

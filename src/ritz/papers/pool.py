@@ -11,7 +11,7 @@ from typing import Any
 
 from ..files import write_text
 from ..reading import damaged, read_json
-from .experiment import Progress, Setting
+from .experiment import Progress, Setting, finite, numbers
 from .loop import Data, Training
 from .recipe import Recipe, describe
 from .train import train
@@ -122,11 +122,11 @@ def _one(
         if finish is None:
             found: dict[str, Any] = {}
         elif folder is not None and _is_found(folder, finish):
-            found = _said(folder)["found"]
+            found = numbers(_said(folder)["found"])
         else:
             found = dict(finish(done, recipe, data))
             if folder is not None:
-                text = json.dumps({"finish": describe(finish, "finish"), "found": found}, indent=1)
+                text = json.dumps({"finish": describe(finish, "finish"), "found": finite(found)}, indent=1)
                 write_text(folder / FOUND, text + "\n")
     except Exception as error:
         error.add_note(f"in run {name!r}")
