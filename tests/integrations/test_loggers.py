@@ -1,5 +1,6 @@
 """Adapters: every package gets the rows in its own way, and none is imported before it is used."""
 
+import os
 import subprocess
 import sys
 import types
@@ -150,3 +151,51 @@ def test_a_package_that_is_not_there_is_named(adapter, module, message, monkeypa
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=message):
         adapter()
+
+
+# ------------------------------------------------------------------------------ the packages themselves, where there
+
+PROGRAMS = {
+    "wandb": """
+from ritz.integrations.loggers import WeightsAndBiases
+logger = WeightsAndBiases(project="x", mode="offline", dir=FOLDER)
+logger.log({"loss": 2.0}, 10)
+logger.log({"loss": 1.0}, 5)  # behind the last step
+print("RESULT", logger.run.summary["loss"], logger.run.summary["ritz/step"])
+logger.close()
+""",
+    "mlflow": """
+import mlflow
+from ritz.integrations.loggers import MLflow
+mlflow.set_tracking_uri(f"file://{FOLDER}/store")
+with mlflow.start_run() as run:
+    logger = MLflow()
+    logger.log({"loss": 2.0}, 10)
+    logger.log({"loss": 1.0}, 20)
+last = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")[-1]
+print("RESULT", last.value, last.step)
+""",
+    "trackio": """
+import sqlite3
+from pathlib import Path
+from ritz.integrations.loggers import Trackio
+logger = Trackio(project="x")
+logger.log({"loss": 1.0}, 20)
+logger.close()
+(base,) = Path(FOLDER).glob("*.db")
+((step, row),) = sqlite3.connect(base).execute("select step, metrics from metrics").fetchall()
+print("RESULT", __import__("json").loads(row)["loss"], step)
+""",
+}
+
+
+@pytest.mark.parametrize(("package", "expected"), [("wandb", "1 5"), ("mlflow", "1.0 20"), ("trackio", "1.0 20")])
+def test_the_package_itself_has_the_rows(package, expected, tmp_path):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    apart = {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "TRACKIO_DIR": str(tmp_path)}
+    program = f"FOLDER = {str(tmp_path)!r}\n{PROGRAMS[package]}"  # in a process of its own: they start threads
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ, **apart},
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert f"RESULT {expected}" in done.stdout, done.stderr
