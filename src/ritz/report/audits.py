@@ -24,7 +24,7 @@ def section(audit: Audit) -> Section:
     """
     blocks: list[Block] = [
         "The weights were moved so that the network computes the same function, or predicts the same labels, and "
-        f"everything was measured again (factor {audit.strength:g}). A measure that moves has told of the weights, "
+        f"the measures were taken again (factor {audit.strength:g}). A measure that moves has told of the weights, "
         "not of the function.",
         element("ul", *(element("li", finding) for finding in audit.findings())), _table(audit),
         element("p", f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; "
