@@ -84,26 +84,24 @@ KFAC step costs is on [a page of its own](kfac.md).
 
 TRIED = """## What was tried and did not pay
 
-{note}
+Said without figures: these were single trials on a shared CPU, one thread, 8 Hessian products at a time, and no script
+for them is kept.
 
 - **Executing the traced graph without a compiler.** The product traced to one flat graph of operations, dead and double
-  ones taken out, run as it is: 10 % faster than torch.func on the dense network, after 2 to 8 seconds of tracing.
+  ones taken out, run as it is: a little faster than torch.func on the dense network, after seconds of tracing.
 - **Smaller pieces where nothing is large.** Pieces of a batch pay on a CPU where one intermediate result would be over
-  16 MiB (the convolutional network in pieces of 32: 0.5 to 0.65 of the time). Where it is not, each piece reads all
-  vectors again: the dense network in pieces of 256 took 1.3 times as long, in pieces of 128 1.8 times. What pieces
-  avoid is memory that the C library asks of the system anew: told to keep it (`MALLOC_MMAP_THRESHOLD_=1000000000
-  MALLOC_TRIM_THRESHOLD_=4000000000`), ritz and curvlinops took the same 0.45 to 0.55 s for 8 Hessian products of that
-  network, which without took 0.5 and 1.0 s.
+  16 MiB. Where it is not, each piece reads all vectors again, and the dense network was slower. What pieces avoid is
+  memory that the C library asks of the system anew: told to keep it (`MALLOC_MMAP_THRESHOLD_=1000000000
+  MALLOC_TRIM_THRESHOLD_=4000000000`), ritz and curvlinops took the same time for 8 Hessian products of the
+  convolutional network.
 - **Fewer vectors at a time.** Chunks of 4 and 2 in the place of 8 were slower on the dense network and the transformer.
 - **Two passes for a Gauss-Newton product.** Tangents and cotangents each with a forward pass of its own, so that
-  nothing is kept for a derivative that is not asked for: 0.97 of the time on the dense network, 1.15 on the
-  convolutional one, 0.96 on the transformer.
+  nothing is kept for a derivative that is not asked for: no faster to speak of, and slower on the convolutional network.
 - **Sparing the zeros of forward mode.** Inputs of the network get a tangent of zeros, and the first layer is multiplied
-  with it, once for all vectors: a sixth of a single product of the dense network by the forward route. Reverse mode,
-  which is the default for Hessians, does not do it; `tests/test_counted_work.py` counts both.
-- **Compiling the dense network on a CPU.** Three quarters of its time are matrix products, which a compiler leaves as
-  they are: 388 ms in the place of 491 ms, after 73 s. Products written by hand with sums in place took 354 ms; the
-  arithmetic alone at the rate of a large matrix product is 320 ms.
+  with it, once for all vectors. Reverse mode, which is the default for Hessians, does not do it;
+  `tests/test_counted_work.py` counts both.
+- **Compiling the dense network on a CPU.** Most of its time are matrix products, which a compiler leaves as they are:
+  what it gained was less than the minute that it took.
 """
 
 
@@ -124,10 +122,7 @@ def page(folder: Path, target: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
             _figure([report for _, report in own]).savefig(target / "speed.png", dpi=100)
             parts.append("![Seconds against samples, parameters, vectors and steps](speed.png)\n")
-    note = (
-        "Single trials on a shared CPU, one thread, 8 Hessian products at a time; see `benchmarks/peers/problems.py`."
-    )
-    parts.append(TRIED.format(note=note))
+    parts.append(TRIED)
     target.mkdir(parents=True, exist_ok=True)
     (target / "speed.md").write_text("\n".join(parts), encoding="utf8")
 
