@@ -96,7 +96,7 @@ for them is kept.
   convolutional network.
 - **Fewer vectors at a time.** Chunks of 4 and 2 in the place of 8 were slower on the dense network and the transformer.
 - **Two passes for a Gauss-Newton product.** Tangents and cotangents each with a forward pass of its own, so that
-  nothing is kept for a derivative that is not asked for: no faster to speak of, and slower on the convolutional network.
+  nothing is kept for a derivative that is not asked for: hardly faster, and slower on the convolutional network.
 - **Sparing the zeros of forward mode.** Inputs of the network get a tangent of zeros, and the first layer is multiplied
   with it, once for all vectors. Reverse mode, which is the default for Hessians, does not do it;
   `tests/test_counted_work.py` counts both.
