@@ -13,6 +13,7 @@ turn than the others,
 import contextlib
 import functools
 import logging
+import math
 import os
 import pickle
 import time
@@ -166,7 +167,7 @@ class World:
         if not dtypes:
             return [[] for _ in kinds]
         dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float64
-        sizes = [sum(_count(shape) for shape, _ in each) for each in kinds]
+        sizes = [sum(math.prod(shape) for shape, _ in each) for each in kinds]
         flat = torch.zeros(max(sizes), dtype=dtype, device=self._device(torch.empty(0, device=device)))
         if tensors:
             flat[: sizes[self.rank]] = torch.cat([t.reshape(-1).to(flat) for t in tensors])
@@ -175,7 +176,7 @@ class World:
         return [
             [
                 piece.reshape(shape).to(device, own)
-                for piece, (shape, own) in zip(part[:size].split([_count(s) for s, _ in each]), each, strict=True)
+                for piece, (shape, own) in zip(part[:size].split([math.prod(s) for s, _ in each]), each, strict=True)
             ]
             for part, size, each in zip(parts, sizes, kinds, strict=True)
         ]
@@ -241,13 +242,6 @@ def _polled(work: Any, seconds: float) -> bool:
         pause = min(2 * pause, 1e-3)
     work.wait()
     return True
-
-
-def _count(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _mark(tensor: Tensor) -> int:

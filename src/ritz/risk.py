@@ -183,8 +183,13 @@ class Risk:
         """Whether products of batches are recorded, as `Plan.replay` says."""
         if self.plan.replay is False or self.dropout:  # masks belong to the batch
             return False
+        return self.plan.replay or (self.device.type == "cuda" and self.static)
+
+    @property
+    def static(self) -> bool:
+        """Whether each call of model and loss is known to be the same sequence of operations: nothing is the user's."""
         known = self._caller.plain and not isinstance(self._loss, CallableLoss)
-        return self.plan.replay or (self.device.type == "cuda" and known and is_static(self.model.modules()))
+        return known and is_static(self.model.modules())
 
     def place(self) -> Hashable:
         """Where weights and buffers lie and what the modules are set to: what a recording depends on."""

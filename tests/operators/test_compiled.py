@@ -41,6 +41,17 @@ def test_traced_products_are_right_on_every_network(lowered, name, matrix):
     assert len(lowered) == len(compilations_of(risk.recordings)) == 1  # the ragged batches are taken as they are
 
 
+def test_a_matrix_that_cannot_be_compiled_is_run_as_it_is(lowered):
+    class Own(ritz.GGN):
+        _traced = ritz.operators.base.RiskOperator._traced
+
+    risk = cases.problem("mlp_bce").risk(plan=ritz.Plan(compile=True))
+    V = columns(risk.dim)
+    for _ in range(2):
+        assert cases.relative(Own(risk) @ V, cases.truth("mlp_bce", "GGN") @ V) < SAME
+    assert lowered == []
+
+
 @pytest.mark.parametrize("plan", [{"replay": True}, {"chunk": 2, "micro_batch": 2}], ids=str)
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_replayed_chunked_and_cut_products_are_right_on_every_network(name, plan):

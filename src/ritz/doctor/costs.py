@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batches import tensors_of
-from ..estimators.spectrum import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_PRODUCTS
+from ..estimators.krylov_run import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_PRODUCTS
 from ..measures.elsewhere import TURNING, VECTORS, steps_elsewhere
 from ..measures.registry import resolve
 from ..measures.row import Measure

@@ -18,11 +18,7 @@ from ..krylov.head import Head
 from ..krylov.lanczos import Reorthogonalize, Tridiagonal
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from .krylov_run import HEAD_BLOCK as HEAD_BLOCK  # what a run costs is asked for here
-from .krylov_run import HEAD_LOCKED as HEAD_LOCKED
-from .krylov_run import HEAD_STEPS as HEAD_STEPS
-from .krylov_run import NOISE_PRODUCTS as NOISE_PRODUCTS
-from .krylov_run import BrokenError, KrylovRun, Progress
+from .krylov_run import HEAD_BLOCK, HEAD_STEPS, NOISE_PRODUCTS, BrokenError, KrylovRun, Progress
 from .quantities import Spectrum
 
 MOST_ROUNDS = 16  # with a tolerance: rounds of probes before giving up

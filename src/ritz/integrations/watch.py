@@ -112,17 +112,9 @@ class Watching:
         True
     """
 
-    def __init__(
-        self,
-        risk: Risk | MakeRisk,
-        every: int = 100,
-        *,
-        every_epochs: int | None = None,
-        logger: LoggerLike | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, risk: Risk | MakeRisk, every: int = 100, **settings: Any) -> None:
         super().__init__()  # of the trainer's own class
-        self.watch = Watch(risk, every, every_epochs=every_epochs, logger=logger, **settings)
+        self.watch = Watch(risk, every, **settings)
 
     @property
     def tracker(self) -> Any:

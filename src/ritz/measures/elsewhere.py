@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, UnsupportedError
+from ..estimators.krylov_run import HEAD_BLOCK, HEAD_STEPS, NOISE_PRODUCTS
 from ..estimators.quantities import Spectrum
-from ..estimators.spectrum import HEAD_BLOCK, HEAD_STEPS, NOISE_PRODUCTS, spectrum
+from ..estimators.spectrum import spectrum
 from ..operators.hessian import Hessian
 from ..results import Estimate
 from ..risk import Risk

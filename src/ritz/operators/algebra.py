@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..comm import SELF
 from ..errors import WeightsMovedError
-from ..space import ParamSpace, select
+from ..space import ParamSpace, Shard, select
 from .base import Operator
 
 if TYPE_CHECKING:
@@ -142,9 +143,7 @@ class Projected(Derived):
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
     """Rows less their part in the span of orthonormal `basis` rows; twice, because once leaves round-off behind."""
-    for _ in range(2):
-        rows = rows - (rows @ basis.T) @ basis
-    return rows
+    return Shard(SELF, rows.shape[1]).project_out(rows, basis, times=2)
 
 
 class Metered(Derived):

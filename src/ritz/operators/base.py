@@ -18,10 +18,9 @@ from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
 from ..comm import SELF, World
 from ..compilation import Prospect, compilations_of
-from ..errors import NonFiniteError
-from ..losses import CallableLoss
+from ..errors import NonFiniteError, UnsupportedError
 from ..reducers import Mean
-from ..replay import is_static, settings_of, switches
+from ..replay import settings_of, switches
 from ..risk import Params, Risk
 from ..space import Distribution, ParamSpace
 from .footprint import fitting_piece
@@ -188,12 +187,6 @@ def _number(value: object, role: str) -> float:
     raise TypeError(f"only {wanted} can be {role} an operator, got {type(value).__name__}; for products write A @ V")
 
 
-def is_known(risk: Risk) -> bool:
-    """Whether each call of a risk's model and loss is known to be the same sequence of operations."""
-    plain = risk._caller.plain and not isinstance(risk._loss, CallableLoss)
-    return plain and is_static(risk.model.modules())
-
-
 def _with(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
     """A batch with other tensors in the places of its own."""
     return replace(batch, data=with_tensors(batch.data, tensors))
@@ -340,8 +333,11 @@ class RiskOperator(Operator):
         return None
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows` by operations that can be compiled, all other tensors of the model given in `held`."""
-        raise NotImplementedError
+        """`_batch_rows` by operations that can be compiled, all other tensors of the model given in `held`.
+
+        A matrix without it is run as it is.
+        """
+        raise UnsupportedError(f"the {self.matrix} has no product that can be compiled")
 
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
@@ -366,7 +362,7 @@ class RiskOperator(Operator):
         prospect = None
         if self.risk.plan.compile == "auto":
             left = self._expected / len(rows) * self.risk.num_samples / batch.size
-            prospect = Prospect(self._spent, left, lambda: is_known(self.risk))
+            prospect = Prospect(self._spent, left, lambda: self.risk.static)
         key = (family, skeleton(batch.data), switches(), *((x.shape, x.dtype, x.device) for x in inputs))
         found = store.find(key, lambda: self._replayed(recipe, params, batch, rows), traced, inputs, prospect)
         if not callable(found):
