@@ -92,6 +92,18 @@ def test_one_that_is_wrong_is_not_used(monkeypatch, caplog):
     assert "not compiled, run as it is: the function compiled, it is 1.0e-06 off" in caplog.text
 
 
+@pytest.mark.parametrize(("off", "used"), [(0.005, 1), (0.5, 0)])
+def test_where_the_function_itself_is_rough_another_one_may_be_as_rough(monkeypatch, off, used):
+    def cancels(x: Tensor) -> tuple[Tensor]:
+        return ((x + 1e5) - 1e5,)  # in float32 1/128 is what is left of the last digit
+
+    x = torch.tensor([0.0123], dtype=torch.float32)  # 0.0156, 27 % off
+    monkeypatch.setattr(compilation, "lowered", lambda graph: lambda x: (cancels(x)[0] * (1 + off),))
+    compilations = Compilations()
+    compilations.run("f", cancels, [x])
+    assert len(compilations) == used
+
+
 def test_one_that_is_not_finite_is_not_used(monkeypatch):
     monkeypatch.setattr(compilation, "lowered", lambda graph: lambda x: (x * float("nan"),))
     compilations = Compilations()

@@ -92,4 +92,18 @@ def make(name: str, device: str, num_batches: int = 1, batch_size: int | None = 
         )
         y = torch.randint(classes, (size, *shape) if tokens else (size,), generator=draw)
         batches.append((x.to(device), y.to(device)))
-    return Problem(name, model.to(device).eval(), batches)
+    return Problem(name, _normalised(model.to(device), batches[0][0]), batches)
+
+
+@torch.no_grad()
+def _normalised(model: nn.Module, x: Tensor) -> nn.Module:
+    """In evaluation mode, BatchNorm's statistics those of a batch: at 0 and 1 products are lost in the noise of TF32."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [module.momentum for module in norms]
+    if norms:
+        for module in norms:
+            module.momentum = None  # the mean over all batches so far
+        model.train()(x)
+        for module, momentum in zip(norms, momenta, strict=True):
+            module.momentum = momentum
+    return model.eval()

@@ -165,6 +165,15 @@ def test_auto_does_not_hide_a_product_that_is_not_finite():
         ritz.Hessian(single) @ torch.ones(4)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_where_images_would_fill_the_memory_the_data_is_walked_more_than_once(at_once, monkeypatch):
+    risk = cases.problem("mlp_mse").risk()
+    V = torch.randn(risk.dim, 5, generator=torch.Generator().manual_seed(0))
+    whole = ritz.Hessian(risk) @ V
+    monkeypatch.setattr("ritz.operators.base.rows_at_once", lambda rows: at_once)
+    torch.testing.assert_close(ritz.Hessian(risk) @ V, whole, rtol=1e-12, atol=0)
+
+
 def test_where_memory_runs_out_fewer_vectors_are_taken_at_once():
     seen = []
 

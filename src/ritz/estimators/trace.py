@@ -18,6 +18,7 @@ from ..intervals import ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_
 from ..operators.algebra import Derived, Metered, Sum, project_out
 from ..operators.base import Operator, RiskOperator, full_precision
 from ..results import Estimate, from_samples
+from ..space import row_dots
 from .journal import Journal
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
@@ -132,7 +133,8 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
     rows = meter.probes(range(num_probes), seed)
     image = meter.rows(rows)
     _require_finite(meter, image)
-    blocks = meter.space.segment(rows * image).double().cpu()  # (K, parameters)
+    each = zip(rows.split(1), image.split(1), strict=True)  # one at a time: rows may fill the memory
+    blocks = torch.cat([meter.space.segment(row * own) for row, own in each]).double().cpu()  # (K, parameters)
     samples = blocks.sum(1)
     rule = _form_rule(rows, image, float(samples.mean()), signs=True)
     about = _about(meter, "Tr by Hutchinson's estimator", seed)
@@ -165,16 +167,19 @@ def _form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Int
     forms = (rows @ image.T).double().cpu()  # (K, K)
     forms = (forms + forms.T) / 2
     apart = forms - torch.diag(forms.diagonal())
-    square = float(image.double().square().sum(1).mean())
+    square = float(torch.stack([row_dots(own, own) for own in image.split(1)]).mean())
     cube = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
     if not square > 0:
         return Exact()
     dof = num * min(max(square**3 / max(cube**2, 1e-300), 1.0), 1e9)
     share = 1.0
     if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
-        each = rows * image
-        total = each.sum(0).double()
-        on_diagonal = float((total.square().sum() - each.double().square().sum()) / (num * (num - 1)))
+        total, squares = torch.zeros_like(image[0]), torch.zeros((), dtype=torch.float64, device=image.device)
+        for row, own in zip(rows, image, strict=True):  # one at a time: rows may fill the memory
+            each = row * own
+            total += each
+            squares += row_dots(each, each)
+        on_diagonal = float((row_dots(total, total) - squares) / (num * (num - 1)))
         share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
     reach = math.copysign(share * math.sqrt(square * dof / num), cube)
     return Hull((StudentT(num - 1), ChiSquare(dof, offset=value - reach)))

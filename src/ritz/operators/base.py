@@ -212,6 +212,22 @@ def each_row(
     return space.join(images, lead=1), weight
 
 
+def rows_at_once(rows: Tensor) -> int:
+    """How many rows (k, dim) are multiplied in one walk: those whose images take an eighth of a GPU's memory.
+
+    A walk holds the sum, that of the batch and those of its chunks. The whole memory counts, not what is free, so that
+    two runs on one kind of device are alike.
+
+    Example:
+        >>> rows_at_once(torch.ones(3, 5))
+        3
+    """
+    if rows.device.type != "cuda":
+        return max(1, len(rows))
+    room = torch.cuda.get_device_properties(rows.device).total_memory // 8
+    return max(1, min(len(rows), room // (rows.shape[1] * rows.element_size())))
+
+
 class _Image(Mean):
     """The mean of images, which are nobody else's: the first is taken over and the sum divided in its place."""
 
@@ -280,10 +296,23 @@ class RiskOperator(Operator):
         self._chunk = min(chunks)
         self.settle(rows)
         start = time.perf_counter()
-        image: Tensor = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), _Image())
+        image = self._walked(rows)
         self._spent += time.perf_counter() - start
         self._taken += len(rows)
         self._expected = max(0, self._expected - len(rows))
+        return image
+
+    def _walked(self, rows: Tensor) -> Tensor:
+        """One walk over the data, or several where the images of all rows and of one batch would not fit together."""
+        image: Tensor
+        groups = rows.split(rows_at_once(rows))
+        if len(groups) == 1:
+            image = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), _Image())
+            return image
+        image, done = torch.empty_like(rows), 0
+        for group in groups:
+            image[done : done + len(group)] = self._walked(group)
+            done += len(group)
         return image
 
     def expect(self, products: int) -> None:
