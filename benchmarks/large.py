@@ -120,7 +120,8 @@ class Meter:
 def study(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One model: rows of what was run, each as soon as it is known."""
     torch.manual_seed(0)
-    model = MODELS[name](args.quick).to(args.device).eval()
+    with torch.device(args.device):
+        model = MODELS[name](args.quick).eval()
     batches, meter = text(args), Meter(args.device)
     risk = causal_lm(model, batches)
     G = ritz.GGN(risk)
