@@ -89,6 +89,9 @@ class Operator(ABC):
         """Raise what is known about a product that came out NaN or infinite."""
         raise NonFiniteError(f"a product with the {self.matrix} is not finite")
 
+    def expect(self, products: int) -> None:
+        """Hear how many products with single vectors are to come; most matrices make nothing of it."""
+
     @property
     def dim(self) -> int:
         """The order of the matrix, P."""
@@ -213,7 +216,7 @@ def each_row(
 
 
 def rows_at_once(rows: Tensor) -> int:
-    """How many rows (k, dim) are multiplied in one walk: those whose images take an eighth of a GPU's memory.
+    """How many rows (k, dim) are multiplied in one walk: those whose images take a sixteenth of a GPU's memory.
 
     A walk holds the sum, that of the batch and those of its chunks. The whole memory counts, not what is free, so that
     two runs on one kind of device are alike.
@@ -224,7 +227,7 @@ def rows_at_once(rows: Tensor) -> int:
     """
     if rows.device.type != "cuda":
         return max(1, len(rows))
-    room = torch.cuda.get_device_properties(rows.device).total_memory // 8
+    room = torch.cuda.get_device_properties(rows.device).total_memory // 16
     return max(1, min(len(rows), room // (rows.shape[1] * rows.element_size())))
 
 
@@ -318,6 +321,9 @@ class RiskOperator(Operator):
     def expect(self, products: int) -> None:
         """Say how many products with single vectors are to come: what `Plan(compile="auto")` goes by.
 
+        Estimators say it of themselves. What was said before and is not done yet is not added to: a run that is part of
+        a longer one is counted once.
+
         Example:
             >>> import ritz
             >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
@@ -326,7 +332,7 @@ class RiskOperator(Operator):
         """
         if products < 0:
             raise ValueError(f"products must not be negative, got {products}")
-        self._expected = products
+        self._expected = max(self._expected, products)
 
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
