@@ -89,8 +89,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "KFAC 0.001, learned from 0.03 beats flat damping at its",
     ),
     Highlight(
-        "damping/figure12-dropout", "And without dropout?",
-        "KFAC 0.001, learned from 0.03, no dropout beats flat damping at its start",
+        "damping/figure12-dropout", "And where neither of them has dropout at any step?",
+        "KFAC 0.001, learned from 0.03, no dropout, not even before the first refresh beats flat damping at its start",
     ),
     Highlight(
         "damping/noise", "Does the noise of a batch Hessian follow a semicircle?",
