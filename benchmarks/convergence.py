@@ -12,9 +12,7 @@ RITZ_DATA or --data, a folder in torchvision's layout.
 """
 
 import argparse
-import json
 import math
-import platform
 import statistics
 import time
 import warnings
@@ -23,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import reports
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -32,7 +31,6 @@ import ritz
 from ritz.errors import NonFiniteError, NumericalWarning
 from ritz.optim import KFAC, AutoDamping, BulkEdge, LedoitWolf, NoiseVariance, linear_decay
 from ritz.papers.data.images import Data, load_images
-from ritz.provenance import own_commit
 from ritz.space import random_uniform
 
 FILE = "convergence.json"
@@ -369,30 +367,11 @@ def _say(row: dict[str, Any], found: Sequence[float] | None) -> None:
     print(f"{row['arm']}, lr {row['lr']:g}, seed {row['seed']}: {text} ({row['seconds']:.1f} s)", flush=True)
 
 
-def write(report: dict[str, Any], target: Path) -> None:
-    """One run a line, so that a change can be read."""
-    lines = []
-    for key, value in _rounded(report).items():
-        rows = isinstance(value, list) and value and isinstance(value[0], dict)
-        inner = ",\n  ".join(json.dumps(entry) for entry in value) if rows else ""
-        lines.append(f" {json.dumps(key)}: " + (f"[\n  {inner}\n ]" if rows else json.dumps(value)))
-    target.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to six digits, all the way down."""
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 # ----------------------------------------------------------------------------------------- command line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "noise for images, few steps, seconds: does it run?")
     parser.add_argument("--data", type=Path, help="folder with FashionMNIST/raw; RITZ_DATA where it is not given")
     parser.add_argument("--images", type=int, default=10_000, help="to train on")
     parser.add_argument("--batch-size", type=int, default=128)
@@ -404,10 +383,6 @@ def main() -> None:
     parser.add_argument("--early-seeds", type=int, default=3)
     parser.add_argument("--every", type=int, default=100, help="steps between refreshes of a learned damping")
     parser.add_argument("--num-batches", type=int, default=8, help="of a refresh")
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="noise for images, few steps, seconds: does it run?")
     parser.set_defaults(first_rate=0, last_rate=None, first_grid_seed=100)
     args = parser.parse_args()
     if args.page:
@@ -418,25 +393,25 @@ def main() -> None:
         args.images, args.batch_size, args.epochs, args.every, args.num_batches = 64, 16, 1, 2, 2
         args.seeds, args.qr_seeds, args.early_seeds, args.plain_grid_seeds = 2, 3, 1, 1
         args.first_rate, args.last_rate = 1, 2
-        args.out = Path("build/benchmarks")
+        args.out = reports.QUICK
         (args.out / FILE).unlink(missing_ok=True)
     kept = (
         "images", "batch_size", "epochs", "seeds", "qr_seeds", "grid_seeds", "plain_grid_seeds", "first_grid_seed",
         "early_seeds", "every", "num_batches",
     )  # fmt: skip
-    settings = {key: getattr(args, key) for key in kept} | {"dampings": list(DAMPINGS), "kl_clip": CLIP, "eps": EPS}
-    about = {"settings": settings, "commit": args.commit or own_commit(), "torch": torch.__version__}
-    about["machine"] = f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
+    about = reports.about(args, kept)
+    about["settings"] |= {"dampings": list(DAMPINGS), "kl_clip": CLIP, "eps": EPS}
+    settings = about["settings"]
     args.out.mkdir(parents=True, exist_ok=True)
     target = args.out / FILE
-    report = json.loads(target.read_text(encoding="utf8")) if target.is_file() else {}
+    report = reports.read(target) if target.is_file() else {}
     more = {key: settings[key] for key in ("seeds", "qr_seeds")}  # a finished run may be made longer
     if report and report["settings"] | more != settings:
         raise SystemExit(f"{target} has runs with other settings, {report['settings']}: move it away, or give --out")
     report = about | {key: value for key, value in report.items() if key not in about}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # that a run is lost is told in its row
-        measure(args, report, keep=lambda: write(report, target))
+        measure(args, report, keep=lambda: reports.write(reports.rounded(report, ".6g"), target))
     if args.quick:
         write_page(args.out, args.out)
 

@@ -9,8 +9,6 @@ in the same round. KFAC's own steps are told apart by its intervals: plain, with
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +16,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import reports
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import ritz
 from ritz.optim import KFAC, AutoDamping, TracePenalty
-from ritz.provenance import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -349,7 +347,7 @@ def operations(args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> dict[st
 
 def page(folder: Path, target: Path) -> None:
     """The figure and the tables, from the result file."""
-    report = json.loads((folder / FILE).read_text(encoding="utf8"))
+    report = reports.read(folder / FILE)
     target.mkdir(parents=True, exist_ok=True)
     figure(report).savefig(target / "kfac.png", dpi=100)
     tables = {
@@ -360,7 +358,7 @@ def page(folder: Path, target: Path) -> None:
     named = [PRECISION_NAMES[name] for name in report["runs"]]
     named += [f"*{name}* was not measured." for name in PRECISIONS if name not in report["runs"]]
     tables |= {"shares": damping_table(report), "busy": operations_table(report), "precisions": "\n".join(named)}
-    tables["says"] = "" if report["machine"].endswith("threads") else SAYS  # it is about the committed run
+    tables["says"] = "" if " CPU, " in report["machine"] else SAYS  # it is about the committed run
     text = PAGE.format(**{**report, **report["settings"], **tables})
     (target / "kfac.md").write_text(text, encoding="utf8")
 
@@ -600,7 +598,7 @@ COLORS = ("#999999", "#56B4E9", "#009E73", "#D55E00")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "a thin network, few steps, seconds: does it run?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--rounds", type=int, default=4)
@@ -610,10 +608,6 @@ def main() -> None:
     parser.add_argument("--factor-every", type=int, default=10)
     parser.add_argument("--inverse-every", type=int, default=100)
     parser.add_argument("--width", type=float, default=1.0, help="of the network")
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="a thin network, few steps, seconds: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
@@ -621,30 +615,13 @@ def main() -> None:
     if args.quick:
         args.rounds, args.steps, args.warmup, args.batch_size, args.width = 1, 1, 1, 4, 1 / 16
         args.factor_every, args.inverse_every, args.precisions = 3, 6, ["default"]
-        args.out = Path("build/benchmarks")
+        args.out = reports.QUICK
         torch.set_num_threads(1)
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     kept = ("device", "rounds", "steps", "warmup", "batch_size", "factor_every", "inverse_every", "width")
-    about = {
-        "settings": {key: getattr(args, key) for key in kept},
-        "commit": args.commit or own_commit(),
-        "torch": torch.__version__,
-        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    target = args.out / FILE
-    measure(args, keep=lambda report: target.write_text(json.dumps(_rounded(about | report), indent=1) + "\n") and None)
+    about = reports.about(args, kept)
+    measure(args, keep=lambda report: reports.write_tree(reports.rounded(about | report, ".4f"), args.out / FILE))
     if args.quick:
         page(args.out, args.out)
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to a thousandth, all the way down."""
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_rounded(inner) for inner in value]
-    return round(value, 4) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

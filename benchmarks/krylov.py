@@ -14,19 +14,18 @@ import argparse
 import gzip
 import json
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import reports
 import torch
 from torch import Tensor, nn
 
 import ritz
 from ritz.operators import DenseOperator
-from ritz.provenance import own_commit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -399,7 +398,7 @@ def figure(panels: list[tuple[dict, str]]) -> "Figure":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "digits, two seeds, a minute: does it run?")
     parser.add_argument("--model", choices=["digits", "lenet", "residual"], default="digits")
     parser.add_argument("--matrices", nargs="+", choices=["GGN", "Hessian"], default=["GGN", "Hessian"])
     parser.add_argument("--device", default="cpu")
@@ -409,26 +408,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--peer-seeds", type=int, default=6, help="peers run one probe at a time and take longer")
     parser.add_argument("--budgets", type=int, nargs="+", default=[100, 200, 400, 800])
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="digits, two seeds, a minute: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
         return
     if args.quick:
         args.model, args.images, args.epochs, args.seeds, args.peer_seeds = "digits", 300, 10, 2, 1
-        args.budgets, args.out = [100, 200], Path("build/benchmarks")
+        args.budgets, args.out = [100, 200], reports.QUICK
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    about = {
-        "settings": {key: str(value) for key, value in vars(args).items() if key not in ("out", "page", "mnist")},
-        "commit": args.commit or own_commit(),
-        "torch": torch.__version__,
-        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
-    }
+    settings = {key: str(value) for key, value in vars(args).items() if key not in ("out", "page", "mnist")}
+    about = reports.about(args, ()) | {"settings": settings}
     args.out.mkdir(parents=True, exist_ok=True)
     target = args.out / f"krylov-{args.model}-{'-'.join(args.matrices)}.json"
     measure(args, keep=lambda report: target.write_text(json.dumps(report | about)) and None)

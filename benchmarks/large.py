@@ -11,6 +11,7 @@ form v'Gv is held against float64: central differences of the logits, and the cu
 
 import argparse
 import gc
+import importlib.util
 import json
 import statistics
 import textwrap
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reports import QUICK, parser, read, write_tree
 from torch import Tensor, nn
 
 import ritz
@@ -178,7 +180,7 @@ def _layers(found: ritz.Estimate) -> dict[str, Any]:
 
 def page(results: Path, docs: Path) -> None:
     """large.md from the file."""
-    report = json.loads((results / FILE).read_text(encoding="utf8"))
+    report = read(results / FILE)
     said = report["settings"]
     intro = f"""
         Written by `python benchmarks/large.py --page benchmarks/results docs` from `benchmarks/results/{FILE}`:
@@ -229,37 +231,34 @@ def run(args: argparse.Namespace) -> None:
         "machine": provenance.machine(args.device),
         "rows": [],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
     for name in args.models:
         for row in study(name, args):
             report["rows"].append(row)
-            (args.out / FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
+            write_tree(report, args.out / FILE)
     print(f"wrote {args.out / FILE}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--probes", type=int, default=8, help="for the traces of layers")
-    parser.add_argument("--most", type=int, default=500_000_000, help="parameters up to which a basis is kept")
-    parser.add_argument("--no-tf32", dest="tf32", action="store_false")
-    parser.add_argument("--data", type=Path, help="a folder with text/tinyshakespeare.txt")
-    parser.add_argument("--commit", help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="tiny models, seconds: does it run?")
-    args = parser.parse_args()
+    options = parser(__doc__, "tiny models, seconds: does it run?")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options.add_argument("--batches", type=int, default=4)
+    options.add_argument("--batch-size", type=int, default=4)
+    options.add_argument("--tokens", type=int, default=512)
+    options.add_argument("--steps", type=int, default=30)
+    options.add_argument("--probes", type=int, default=8, help="for the traces of layers")
+    options.add_argument("--most", type=int, default=500_000_000, help="parameters up to which a basis is kept")
+    options.add_argument("--no-tf32", dest="tf32", action="store_false")
+    options.add_argument("--data", type=Path, help="a folder with text/tinyshakespeare.txt")
+    args = options.parse_args()
     if args.page:
         page(*args.page)
         return
+    if importlib.util.find_spec("transformers") is None:
+        options.exit(0 if args.quick else 2, "the models are those of transformers, which is not installed\n")
     if args.quick:
-        args.out, args.batch_size, args.tokens, args.steps, args.most = Path("build/benchmarks"), 2, 16, 10, 50_000
+        args.out, args.batch_size, args.tokens, args.steps, args.most = QUICK, 2, 16, 10, 50_000
     run(args)
     if args.quick:
         page(args.out, args.out)

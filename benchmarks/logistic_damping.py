@@ -14,13 +14,13 @@ The data is found through RITZ_DATA or --data, a folder in torchvision's layout.
 
 import argparse
 import json
-import platform
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import reports
 import torch
 
 from ritz.papers import logistic_damping as study
@@ -30,7 +30,6 @@ from ritz.papers.base import Claim
 from ritz.papers.data.images import Data, load_images
 from ritz.papers.experiment import plain_claim, write_result
 from ritz.papers.experiments import find
-from ritz.provenance import own_commit
 from ritz.results import Estimate
 from ritz.space import random_uniform
 
@@ -67,7 +66,7 @@ def part(name: str, seed: int, args: argparse.Namespace, about: dict[str, Any]) 
     runs = [study.train_descent(train, test, seed, **options)]
     runs += study.train_lanczos(
         train, test, seed, args.dampings, args.etas, num_lanczos=args.num_lanczos, **options,
-        progress=_say(f"steps, {name}, seed {seed}"),
+        progress=reports.say(f"steps, {name}, seed {seed}", 25),
     )  # fmt: skip
     found = {
         "dataset": name, "seed": seed, "images": [len(train[0]), len(test[0])],
@@ -76,16 +75,6 @@ def part(name: str, seed: int, args: argparse.Namespace, about: dict[str, Any]) 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found), encoding="utf8")
     return found
-
-
-def _say(what: str) -> study.Progress:
-    start = time.perf_counter()
-
-    def say(done: int, total: int) -> None:
-        if done == total or not done % 25:
-            print(f"{done} of {total} {what}, {time.perf_counter() - start:.0f} s", flush=True)
-
-    return say
 
 
 def collect(args: argparse.Namespace, about: dict[str, Any]) -> dict[str, Any]:
@@ -132,19 +121,6 @@ def all_claims(report: dict[str, Any]) -> dict[judgement.Key, Claim]:
     return judgement.claims(judgement.from_plain(report["runs"])) | judgement.reference_claims(references)
 
 
-def write(report: dict[str, Any], folder: Path) -> None:
-    """One run or claim a line, so that a change can be read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for key, value in report.items():
-        if key in ("runs", "claims"):
-            text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
-        else:
-            text = json.dumps(value, ensure_ascii=False)
-        lines.append(f" {json.dumps(key)}: {text}")
-    (folder / FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
-
-
 def as_result(report: dict[str, Any]) -> dict[str, Any]:
     """The report as `ritz reproduce damping logistic` would write it, but for the runs, which stay where they are."""
     (one,) = find("damping", "logistic")
@@ -158,16 +134,12 @@ def as_result(report: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / FILE).read_text(encoding="utf8"))
-
-
 # --------------------------------------------------------------------------------------------- the page
 
 
 def page(folder: Path, target: Path) -> None:
     """The figures and the tables, from the result file."""
-    report = read(folder)
+    report = reports.read(folder / FILE)
     results = judgement.from_plain(report["runs"])
     target.mkdir(parents=True, exist_ok=True)
     figures.heat_maps(results).savefig(target / "logistic_damping_grid.png", dpi=100)
@@ -466,7 +438,7 @@ def distance_table(results: judgement.Results, claims: dict[judgement.Key, Claim
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "noise for images, two seeds, seconds: does it run?")
     parser.add_argument("--data", type=Path, help="folder with MNIST/raw and FashionMNIST/raw; else RITZ_DATA")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--datasets", nargs="+", default=list(study.DATASETS))
@@ -477,39 +449,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=study.STEPS)
     parser.add_argument("--every", type=int, default=study.EVERY)
     parser.add_argument("--num-lanczos", type=int, default=study.LANCZOS_STEPS)
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
     parser.add_argument("--parts", type=Path, default=Path("build/benchmarks/logistic_damping"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
     parser.add_argument("--result", type=Path, nargs=2, metavar=("RESULTS", "OUT"), help="as `ritz reproduce` has it")
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="noise for images, two seeds, seconds: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
         return
     if args.judge:
-        write(judge(read(args.judge)), args.judge)
+        reports.write(judge(reports.read(args.judge / FILE)), args.judge / FILE)
         return
     if args.result:
-        write_result(as_result(read(args.result[0])), args.result[1])
+        write_result(as_result(reports.read(args.result[0] / FILE)), args.result[1])
         return
     torch.set_flush_denormal(True)  # where an image is certain its probabilities are, and a CPU is slow with those
     with tempfile.TemporaryDirectory() as folder:
         if args.quick:
             args.seeds, args.images, args.steps, args.every, args.num_lanczos = [0, 1], 100, 4, 2, 10
             args.dampings = [1e-3, 0.1, 1.0]
-            args.parts, args.out = Path(folder), Path("build/benchmarks")
+            args.parts, args.out = Path(folder), reports.QUICK
             torch.set_num_threads(1)  # so little work is slower on several threads, on a busy machine many times
-        cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-        about = {
-            "commit": args.commit or own_commit(),
-            "torch": torch.__version__,
-            "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
-        }
+        about = reports.about(args, ())
+        del about["settings"]  # they are those of all parts
         report = collect(args, about)
     if set(args.datasets) == set(study.DATASETS):
-        write(judge(report), args.out)
+        reports.write(judge(report), args.out / FILE)
     if args.quick:
         page(args.out, args.out)
 

@@ -11,8 +11,6 @@ MNIST is found through RITZ_DATA or --data, a folder in torchvision's layout.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +18,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import reports
 import torch
 
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
 from ritz.papers.base import Claim
 from ritz.papers.experiment import plain_claim
-from ritz.provenance import own_commit
 from ritz.space import random_uniform
 
 if TYPE_CHECKING:
@@ -52,11 +50,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Train and measure every network."""
     train, val, test = synthetic() if args.quick else study.load_mnist(args.data, args.device)
     start = time.perf_counter()
-    trained = study.train_many(train, range(args.seeds), epochs=args.epochs, progress=_say("epochs"))
+    trained = study.train_many(train, range(args.seeds), epochs=args.epochs, progress=reports.say("epochs", 10))
     middle = time.perf_counter()
     rows = study.measure_rows(
         trained, train, val, test, num_steps=args.num_steps, num_probes=args.num_probes,
-        batch_size=len(train[0]) if args.device == "cuda" else 5000, progress=_say("networks"),
+        batch_size=len(train[0]) if args.device == "cuda" else 5000, progress=reports.say("networks", 10),
     )  # fmt: skip
     seconds = {"training": middle - start, "measuring": time.perf_counter() - middle}
     return {
@@ -75,39 +73,12 @@ def judge(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "claims": [plain_claim(claim) for claim in claims]}
 
 
-def write(report: dict[str, Any], folder: Path) -> None:
-    """One row or claim a line, so that a change can be read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for key, value in report.items():
-        if key in ("rows", "claims"):
-            value_text = "[\n  " + ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
-        else:
-            value_text = json.dumps(value, ensure_ascii=False)
-        lines.append(f" {json.dumps(key)}: {value_text}")
-    (folder / FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
-
-
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / FILE).read_text(encoding="utf8"))
-
-
-def _say(what: str) -> study.Progress:
-    start = time.perf_counter()
-
-    def say(done: int, total: int) -> None:
-        if done == total or not done % 10:
-            print(f"{done} of {total} {what}, {time.perf_counter() - start:.0f} s", flush=True)
-
-    return say
-
-
 # --------------------------------------------------------------------------------------------- the page
 
 
 def page(folder: Path, target: Path) -> None:
     """The figure and the tables, from the result file."""
-    report = read(folder)
+    report = reports.read(folder / FILE)
     rows = judgement.from_plain(report["rows"])
     target.mkdir(parents=True, exist_ok=True)
     figure(rows).savefig(target / "mnist_mlp.png", dpi=100)
@@ -301,39 +272,29 @@ def figure(rows: Sequence[study.Row]) -> "Figure":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "noise for images, two seeds, seconds: does it run?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, help="folder with MNIST/raw; RITZ_DATA where it is not given")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--num-steps", type=int, default=100)
     parser.add_argument("--num-probes", type=int, default=8)
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="noise for images, two seeds, seconds: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
         return
     if args.judge:
-        write(judge(read(args.judge)), args.judge)
+        reports.write(judge(reports.read(args.judge / FILE)), args.judge / FILE)
         return
     if args.quick:
         args.seeds, args.epochs, args.num_steps, args.num_probes = 2, 2, 10, 2
-        args.out = Path("build/benchmarks")
+        args.out = reports.QUICK
         torch.set_num_threads(1)  # so little work is slower on several threads, on a busy machine many times
     torch.backends.cuda.matmul.allow_tf32 = False
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     kept = ("device", "seeds", "epochs", "num_steps", "num_probes")
-    about = {
-        "settings": {key: getattr(args, key) for key in kept},
-        "commit": args.commit or own_commit(),
-        "torch": torch.__version__,
-        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
-    }
-    write(judge(about | measure(args)), args.out)
+    about = reports.about(args, kept)
+    reports.write(judge(about | measure(args)), args.out / FILE)
     if args.quick:
         page(args.out, args.out)
 

@@ -12,9 +12,7 @@ scikit-learn, for seconds.
 """
 
 import argparse
-import json
 import math
-import platform
 import statistics
 import textwrap
 import time
@@ -22,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import reports
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, vmap
@@ -30,7 +29,6 @@ from torch.nn.functional import cross_entropy
 import ritz
 from ritz.optim import KFAC, AutoDamping, Stream
 from ritz.papers.data import Data, load
-from ritz.provenance import own_commit
 from ritz.results import from_samples
 
 FILE = "noise.json"
@@ -437,7 +435,7 @@ def facts(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(folder: Path, target: Path) -> None:
-    report = json.loads((folder / FILE).read_text(encoding="utf8"))
+    report = reports.read(folder / FILE)
     target.mkdir(parents=True, exist_ok=True)
     (target / "noise.md").write_text(PAGE.format(**facts(report)), encoding="utf8")
 
@@ -446,7 +444,7 @@ def page(folder: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "little of everything on digits, seconds: does it run?")
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--batch-size", type=int, default=128)
@@ -458,11 +456,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4, help="of the runs along which the two are compared")
     parser.add_argument("--draws", type=int, default=200, help="of intervals")
     parser.add_argument("--rounds", type=int, default=9, help="of timing")
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--costs", action="store_true", help="measure costs again, and keep those on file beside them")
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="little of everything on digits, seconds: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
@@ -471,26 +465,22 @@ def main() -> None:
     if args.quick:
         args.images, args.batch_size, args.steps, args.every, args.repeats = 400, 16, 16, 8, 3
         args.seeds, args.draws, args.rounds, args.small_batch = 2, 3, 2, 8
-        args.num_batches, args.num_probes, args.out = [4], [1, 2], Path("build/benchmarks")
+        args.num_batches, args.num_probes, args.out = [4], [1, 2], reports.QUICK
     torch.set_num_threads(1)
     if args.costs:
-        report = json.loads((args.out / FILE).read_text(encoding="utf8"))
+        report = reports.read(args.out / FILE)
         report |= {"first_costs": report["costs"], "costs": costs(args, images(args))}
-        (args.out / FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
+        reports.write_tree(report, args.out / FILE)
         return
     start = time.process_time()
     names = ("batch_size", "small_batch", "lr", "steps", "every", "repeats", "seeds", "draws", "rounds")
     report = {
-        "settings": {key: getattr(args, key) for key in names},
+        **reports.about(args, names),
         "data": "scikit-learn's digits" if args.quick else "Fashion-MNIST",
-        "commit": args.commit or own_commit(),
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()} CPU, 1 thread",
         **measure(args),
         "seconds": time.process_time() - start,
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
+    reports.write_tree(report, args.out / FILE)
     if args.quick:
         page(args.out, args.out)
 

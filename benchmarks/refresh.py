@@ -11,14 +11,13 @@ Fashion-MNIST is found through RITZ_DATA or --data, a folder in torchvision's la
 """
 
 import argparse
-import json
 import math
-import platform
 import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import reports
 import torch
 from kfac import vgg16
 from torch import Tensor, nn
@@ -27,9 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ritz.optim import KFAC, linear_decay
 from ritz.papers.data.images import load_images
-from ritz.provenance import own_commit
 from ritz.results import from_samples
-from ritz.space import random_uniform
+from ritz.space import random_permutation, random_uniform
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +79,7 @@ def train(args: argparse.Namespace, data: tuple[Data, Data], arm: str, settings:
     schedule = LambdaLR(optimizer, linear_decay(args.epochs * math.ceil(len(X) / args.batch_size)))
     curve, tests, seconds = [], [], 0.0
     for epoch in range(epochs):
-        order = random_uniform(len(X), ("order", seed, epoch)).argsort().to(X.device)
+        order = random_permutation(len(X), ("order", seed, epoch)).to(X.device)
         running, start = torch.zeros((), device=X.device), clock(args)
         for number, rows in enumerate(order.split(args.batch_size), 1):
             optimizer.zero_grad()
@@ -252,7 +250,7 @@ def figure(report: dict[str, Any]) -> "Figure":
 
 
 def page(folder: Path, target: Path) -> None:
-    report = json.loads((folder / FILE).read_text(encoding="utf8"))
+    report = reports.read(folder / FILE)
     target.mkdir(parents=True, exist_ok=True)
     figure(report).savefig(target / "refresh.png", dpi=100)
     parts = {"table": table(report), "verdict": verdict(report), "grid": grid_table(report)}
@@ -264,7 +262,7 @@ def page(folder: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__, "a thin network on noise, seconds: does it run?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--epochs", type=int, default=4)
@@ -272,28 +270,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--every", type=int, default=25, help="steps between two values of the curve")
     parser.add_argument("--width", type=float, default=1.0, help="of the network")
-    parser.add_argument("--commit", default=None, help="of the code, where git cannot say")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
-    parser.add_argument("--quick", action="store_true", help="a thin network on noise, seconds: does it run?")
     args = parser.parse_args()
     if args.page:
         page(*args.page)
         return
     if args.quick:
         args.epochs, args.seeds, args.width, args.batch_size, args.every = 2, 2, 1 / 16, 4, 3
-        args.out = Path("build/benchmarks")
+        args.out = reports.QUICK
         torch.set_num_threads(1)
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    about = {
-        "settings": {key: getattr(args, key) for key in ("device", "epochs", "seeds", "batch_size", "every", "width")},
-        "commit": args.commit or own_commit(),
-        "torch": torch.__version__,
-        "machine": torch.cuda.get_device_name() if args.device == "cuda" else cpu,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    target = args.out / FILE
-    measure(args, keep=lambda report: target.write_text(json.dumps(about | report, indent=1) + "\n") and None)
+    about = reports.about(args, ("device", "epochs", "seeds", "batch_size", "every", "width"))
+    measure(args, keep=lambda report: reports.write_tree(about | report, args.out / FILE))
     if args.quick:
         page(args.out, args.out)
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ritz.nonfinite import in_numbers, in_words
 from ritz.papers import experiments
 from ritz.papers.experiment import Experiment, Setting, write_result
 from ritz.papers.pages import read_results, write_page
@@ -55,9 +56,10 @@ def judge(folder: Path) -> list[str]:
     told = []
     for result in read_results(folder):
         path = folder / result["paper"] / f"{result['item']}.json"
-        before, verdicts = path.read_text(encoding="utf8"), Counter(one["verdict"] for one in result["claims"])
+        verdicts = Counter(one["verdict"] for one in result["claims"])
         again = experiments.judge(result)
-        if write_result(again, folder).read_text(encoding="utf8") != before:
+        if in_words(in_numbers(again)) != in_words(in_numbers(result)):
+            write_result(again, folder)
             now = Counter(one["verdict"] for one in again["claims"])
             told.append(f"{path}: {_counted(verdicts)}; now {_counted(now)}")
     return told

@@ -1,6 +1,7 @@
 """What tests of the pool send to other processes, which import it by name: functions, data and recipes."""
 
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ritz import stopping, workers
 from ritz.papers.loop import Data, Training
 from ritz.papers.recipe import Key, Recipe, on_parameters
 from ritz.replay import matmul_precision
@@ -87,3 +89,27 @@ def vanish(begun: Path, done: Path) -> None:
 def sleep(begun: Path) -> None:
     begun.touch()
     time.sleep(300)
+
+
+def killed_once(mark: Path) -> str:
+    """The system ends the process the first time, as it does where memory runs out."""
+    if mark.exists():
+        return "again"
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+def says(times: int) -> int:
+    for number in range(times):
+        workers.tell(number)
+    return times
+
+
+def until_asked(begun: Path) -> str:
+    """Tells that it has begun, and ends when it is asked to."""
+    with stopping.stoppable(patient=True):
+        workers.tell("begun")
+        while not stopping.asked():
+            time.sleep(0.01)
+        return stopping.asked()

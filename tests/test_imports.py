@@ -24,6 +24,7 @@ ALLOWED = {
     "memory": "",
     "provenance": "",
     "files": "",
+    "nonfinite": "",
     "reading": "errors",
     "schema": "errors",
     "locks": "reading schema",
@@ -37,10 +38,11 @@ ALLOWED = {
     "reducers": "errors comm",
     "space": "errors comm",
     "tables": "errors",
-    "loggers": "errors reading tables",
+    "loggers": "errors nonfinite reading tables",
     "stopping": "errors",
+    "workers": "stopping",
     "checkpoint": "errors reading files locks storage comm stopping",
-    "runs": "errors provenance reading schema files storage tables loggers",
+    "runs": "errors provenance nonfinite reading schema files storage tables loggers",
     "replay": "errors memory",
     "compilation": "errors replay",
     "convolutions": "errors",
@@ -49,16 +51,18 @@ ALLOWED = {
     "layers": "errors space losses",
     "batches": "errors memory comm loaders reducers space plan",
     "shares": "errors comm reducers batches",
-    "sharded": "errors space",
+    "sharded": "errors comm batches space",
+    "weights": "errors sharded",
     "modes": "errors space batches",
     "soundness": "errors reducers batches modes",
-    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes soundness",
+    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes soundness weights",
     "linearity": "errors batches layers risk",
-    "operators": f"{RESULTS} comm reducers space replay compilation convolutions plan losses layers batches risk",
+    "operators": f"{RESULTS} memory comm reducers space replay compilation convolutions plan losses layers batches "
+    "risk",
     "fingerprints": "errors checkpoint batches risk operators",
     "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
-    "estimators": f"{RESULTS} checkpoint stopping fingerprints comm reducers space plan losses layers batches risk "
-    "linearity operators krylov",
+    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space plan losses layers batches "
+    "risk linearity operators krylov",
     "rmt": RESULTS,
     "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses layers batches "
     "modes risk linearity operators krylov estimators rmt",
@@ -68,14 +72,14 @@ ALLOWED = {
     "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches sharded modes risk "
     "operators krylov estimators rmt",
     "models": "errors batches",
-    "papers": f"{RESULTS} pickled provenance reading schema files locks tables loggers models modes reducers space "
-    "plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "papers": f"{RESULTS} pickled provenance nonfinite reading schema files locks tables loggers models modes reducers "
+    "space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",
     "report": f"{RESULTS} files reading schema tables loggers runs rmt estimators measures landscape papers",
     "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
     "doctor optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
     "cli": f"{RESULTS} stopping checkpoint provenance reading tables loggers runs plan losses risk operators krylov "
-    "estimators rmt measures doctor landscape optim papers report integrations testing",
+    "estimators rmt measures doctor landscape optim papers report integrations testing workers",
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader, TensorDataset
 
 import ritz
@@ -464,7 +465,7 @@ class Small(nn.Module):
 
     def forward(self, x):
         self.sizes.append(len(x))
-        in_product = torch._C._functorch.maybe_current_level() is not None
+        in_product = torch._C._functorch.maybe_current_level() is not None or _get_current_dispatch_mode() is not None
         if len(x) > (self.most_in_products if in_product else self.most):
             raise torch.OutOfMemoryError("CUDA out of memory (as if)")
         return self.net(x)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ritz.space import ParamSpace, random_bits, random_uniform, select
+from ritz.space import ParamSpace, random_bits, random_permutation, random_signs, random_uniform, select
 
 SPACE = ParamSpace(("a.weight", "a.bias", "b"), (torch.Size([3, 4]), torch.Size([3]), torch.Size([])))
 DISTRIBUTIONS = ("rademacher", "normal")
@@ -160,3 +160,31 @@ def test_select_keeps_the_order_of_the_names_and_takes_several_globs():
 def test_a_pattern_that_chooses_nothing_is_refused(patterns, message):
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         select(["conv.weight"], patterns)
+
+
+@pytest.mark.parametrize("most", [1, 5, 12, 13, 1 << 16])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_probe_does_not_depend_on_how_much_is_drawn_at_once(monkeypatch, distribution, most):
+    """Of 12, 3, 1 and 0 elements: split, side by side, or all together."""
+    space = ParamSpace((*SPACE.names, "none"), (*SPACE.shapes, torch.Size([0])))
+    whole = [space.probes([0, 7], 2, distribution, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    monkeypatch.setattr("ritz.space._DRAWN_AT_ONCE", {"cpu": most})
+    pieces = [space.probes([0, 7], 2, distribution, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    assert all(map(torch.equal, whole, pieces))
+
+
+def test_no_index_is_no_row():
+    assert SPACE.probes([], 0).shape == (0, SPACE.dim)
+
+
+def test_a_sign_is_the_first_of_64_bits():
+    bits = random_bits(1000, ("a", 1), start=3)
+    assert torch.equal(random_signs(1000, ("a", 1), start=3), torch.where(bits < 0, -1.0, 1.0).float())
+
+
+def test_a_random_permutation_is_the_order_of_the_uniform_numbers_of_its_key():
+    for size, key in ((0, ("a",)), (1, ("a",)), (57, ("b", 3))):
+        order = random_permutation(size, key)
+        assert order.sort().values.tolist() == list(range(size))
+        assert torch.equal(order, random_uniform(size, key).argsort())
+    assert random_permutation(8, ("batches", 0, 0)).tolist() != random_permutation(8, ("batches", 0, 1)).tolist()

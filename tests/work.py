@@ -24,6 +24,7 @@ class Work:
     batch_products: int = 0  # products of one batch, with however many vectors
     vectors: int = 0  # of these products
     looks: int = 0  # numbers read by the host, each of which waits for the device
+    moved: int = 0  # bytes that operations read and wrote, each tensor of theirs once
     peak: int = 0  # bytes made inside and alive at once
     operations: Counter = field(default_factory=Counter)
 
@@ -40,6 +41,10 @@ class _Meter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         self.work.operations[name] += 1
         self.work.looks += name == "_local_scalar_dense"
+        if not func.is_view:
+            self.work.moved += sum(
+                x.numel() * x.element_size() for x in tree_leaves((args, out)) if isinstance(x, Tensor)
+            )
         if name in _FACTORS:
             left, right = args[_FACTORS[name] : _FACTORS[name] + 2]
             if not (left._is_zerotensor() or right._is_zerotensor()):  # torch does not multiply with those
@@ -59,7 +64,7 @@ class _Meter(TorchDispatchMode):
         self.work.peak = max(self.work.peak, sum(size for _, size in self.live.values()))
 
 
-_FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two matrices stand
+_FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmm_": 1, "baddbmm_": 1}  # where the two matrices stand
 
 
 @contextmanager

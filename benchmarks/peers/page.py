@@ -12,8 +12,8 @@ Report = dict[str, Any]
 COLUMNS = {
     "products": ("case", "precision", "matrix", "k", "tool", "ms", "per gradient", "per gradient, compiled", "error",
                  "GiB", "note"),
-    "spectrum": ("case", "tool", "seconds", "each", "job", "products", "share of the rest", "stderr",
-                 "plain probes to the same error", "peer, seconds to the same error", "GiB", "note"),
+    "spectrum": ("case", "tool", "given error", "probes", "products", "seconds", "each", "job", "trace, error",
+                 "outliers, error", "largest, error", "share of the rest", "GiB", "note"),
     "traces": ("case", "tool", "products", "seconds", "error", "note"),
     "sample_traces": ("case", "tool", "samples", "seconds", "busy", "each", "job", "exact", "error", "note"),
     "steps": ("case", "tool", "mean", "per SGD", "note"),
@@ -72,11 +72,15 @@ def target_table(report: Report) -> str:
 
 INTRODUCTION = """# Speed
 
-Ritz beside curvlinops, hessian-eigenthings, PyHessian and BackPACK: the same networks, noise of the right shape, the
-same precision and vectors, one process. Tools take turns in each round; on a GPU the median of rounds is told, on a CPU
-the least of the seconds of one thread, since machines are shared. "per gradient" is the time of one product in
-gradients of the same batch, eager or compiled. "error" is the relative distance of the first image from a product in
-float64, two passes in reverse. A job that is too long is measured in part and marked as extrapolated.
+Ritz beside curvlinops, hessian-eigenthings, PyHessian and BackPACK: the same networks, noise of the right shape (for
+spectra: weights trained on patterns in noise, see `benchmarks/peers/accuracy.py`), the same precision and vectors, one
+process. Tools take turns in each round; on a GPU the median of rounds is told, on a CPU the least of the seconds of one
+thread, since machines are shared. "per gradient" is the time of one product in gradients of the same batch, eager or
+compiled. "error" is the relative distance of the first image from a product in float64, two passes in reverse. A job
+that is too long is measured in part and marked as extrapolated. "matrix products alone" are those of a dense network
+that there is no way around (`benchmarks/peers/floor.py`), into memory that is there already: a bound from below, and
+from above for how many times faster than a peer ritz can be. On a CPU ritz keeps the forward pass of a batch and the
+gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept" does not.
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).
@@ -87,8 +91,8 @@ TRIED = """## What was tried and did not pay
 Said without figures: these were single trials on a shared CPU, one thread, 8 Hessian products at a time, and no script
 for them is kept.
 
-- **Executing the traced graph without a compiler.** The product traced to one flat graph of operations, dead and double
-  ones taken out, run as it is: a little faster than torch.func on the dense network, after seconds of tracing.
+- **Executing the graph of torch.func without a compiler.** The product traced to one flat graph of operations, dead and
+  double ones taken out, run as it is: a little faster than torch.func on the dense network, after seconds of tracing.
 - **Smaller pieces where nothing is large.** Pieces of a batch pay on a CPU where one intermediate result would be over
   16 MiB. Where it is not, each piece reads all vectors again, and the dense network was slower. What pieces avoid is
   memory that the C library asks of the system anew: told to keep it (`MALLOC_MMAP_THRESHOLD_=1000000000
@@ -97,11 +101,17 @@ for them is kept.
 - **Fewer vectors at a time.** Chunks of 4 and 2 in the place of 8 were slower on the dense network and the transformer.
 - **Two passes for a Gauss-Newton product.** Tangents and cotangents each with a forward pass of its own, so that
   nothing is kept for a derivative that is not asked for: hardly faster, and slower on the convolutional network.
-- **Sparing the zeros of forward mode.** Inputs of the network get a tangent of zeros, and the first layer is multiplied
-  with it, once for all vectors. Reverse mode, which is the default for Hessians, does not do it;
-  `tests/test_counted_work.py` counts both.
-- **Compiling the dense network on a CPU.** Most of its time are matrix products, which a compiler leaves as they are:
-  what it gained was less than the minute that it took.
+- **Compiling on a CPU.** Most of the time of the dense network are matrix products, which a compiler leaves as they
+  are. On the transformer, where it did gain against torch.func, 8 products along a tape (`ritz.operators.tape`) are
+  faster than the compiled ones, by torch.func or by the tape itself, which took minutes to compile.
+- **Copies of what vectors share, so that small matrices are one stack.** Attention's products of the K tangents with
+  what is common to them are a loop over the vectors: to make one stack of all, each is copied K times, and that took
+  longer than the calls that it spared.
+- **Sample traces: the cotangents of all classes as one larger batch.** Pulled back through torch's own graph by rules
+  for single operations, activation and pooling in one: a little faster on LeNet-5 than pass after pass, for a second
+  set of derivatives.
+- **Sample traces: convolutions before a pooling layer at the places of the maxima alone.** Three quarters of the
+  gradients are zero there, but to gather the patches at the others took longer than to multiply with the zeros.
 """
 
 

@@ -97,7 +97,7 @@ def make(name: str, device: str, num_batches: int = 1, batch_size: int | None = 
 
 @torch.no_grad()
 def _normalised(model: nn.Module, x: Tensor) -> nn.Module:
-    """In evaluation mode, BatchNorm's statistics those of a batch: at 0 and 1 products are lost in the noise of TF32."""
+    """In evaluation mode, BatchNorm's statistics those of a batch, as after training."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [module.momentum for module in norms]
     if norms:

@@ -76,6 +76,8 @@ def ritz_arms(problem: Problem, matrix: str, compiled: bool) -> dict[str, Produc
         return lambda V: operator @ V
 
     arms = {"ritz": arm(compile=False)}
+    if not problem.batches[0][0].is_cuda:  # where tapes are kept from one product to the next
+        arms["ritz, nothing kept"] = arm(compile=False, cache=False)
     if problem.batches[0][0].is_cuda:
         arms["ritz, eager"] = arm(compile=False, replay=False)
     if matrix == "Hessian":
@@ -197,4 +199,6 @@ def truth(problem: Problem, matrix: str, v: Tensor) -> Tensor:
     exact = problem.to(torch.float64)
     plan = {"route": "reverse", "replay": False, "compile": False}
     operator = (ritz.Hessian if matrix == "Hessian" else ritz.GGN)(exact.risk(**plan))
+    if isinstance(operator, ritz.GGN):
+        operator._forward_mode = False  # J v as well by two passes in reverse
     return (operator @ v.double()).to(v.dtype)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from .comm import SELF, World
 from .loaders import whole_of
 from .memory import free_memory
-from .space import random_uniform
+from .space import random_permutation, random_uniform
 
 DEFAULT_BATCH_SIZE = 256
 COMPARED = 512  # samples of a loader that are looked at twice
@@ -47,9 +47,14 @@ class Batch:
             return [self]
         return [self._piece(a, min(most, self.size - a)) for a in range(0, self.size, most)]
 
+    def parts(self, number: int) -> "list[Batch]":
+        """This batch in `number` pieces as equal as can be, of at least one sample each."""
+        ends = [self.size * i // number for i in range(number + 1)]
+        return [self] if number == 1 else [self._piece(a, b - a) for a, b in itertools.pairwise(ends)]
+
     def _piece(self, first: int, size: int) -> "Batch":
         data = map_tensors(self.data, lambda x: x[first : first + size] if _batched(x, self.size) else x)
-        return Batch(data, self.index, self.start + first, size)
+        return Batch(data, self.index, self.start + first, size, self.idle)
 
     def take(self, rows: Tensor, index: int) -> "Batch":
         """A batch of some of the samples, in any order and with repeats."""
@@ -114,6 +119,11 @@ class Batches:
         else:
             # another order on each rank would be another batch for each
             yield from self._walk(seed=None if self.world.size == 1 else 0)
+
+    def first(self) -> Batch | None:
+        """The first batch that this rank holds, the same one each time; None of a share without any."""
+        self.prepare()
+        return next(iter(self._kept) if self._kept is not None else self._walk(seed=0), None)
 
     def _from_all(self) -> Iterator[Batch]:
         """The batches of all shares, each passed round by the rank that holds it."""
@@ -460,7 +470,7 @@ def _room(device: torch.device) -> float:
 
 def _shuffled(size: int, seed: int) -> Tensor:
     """A keyed permutation of 0 ... size - 1."""
-    return random_uniform(size, ("permutation", seed)).argsort()
+    return random_permutation(size, ("permutation", seed))
 
 
 def checksums(batch: Batch) -> Tensor:

@@ -13,6 +13,12 @@ class NonFiniteError(RitzError):
     """A loss, gradient or product is NaN or infinite; the message names the batch."""
 
 
+class IndefiniteError(RitzError, ValueError):
+    """What only a positive definite matrix has was asked of another; `partial` is the result that was asked."""
+
+    partial: object = None
+
+
 class WeightsMovedError(RitzError):
     """The weights changed while a run was under way, so its numbers would belong to no single matrix."""
 

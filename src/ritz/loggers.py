@@ -10,18 +10,17 @@ Here are those that need no other package: `Memory` and `JSONLines`; `Fanout` is
 import errno
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from .nonfinite import WORDS, word
 from .reading import content, refuse_irregular
 from .tables import Table
 
 _PLACE = "step"  # the entry of a row that says when
 _OPENING = b'{"step": '  # of every line
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # what JSON has no numbers for
 
 
 @runtime_checkable
@@ -113,7 +112,7 @@ class JSONLines:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     log = JSONLines(folder + "/train.jsonl")
-        ...     log.log({"loss": 2.0, "rate": math.inf}, 10)
+        ...     log.log({"loss": 2.0, "rate": float("inf")}, 10)
         ...     print(log.path.read_text(), read(log.path).rows)
         {"step": 10, "loss": 2.0, "rate": "Infinity"}
          [{'step': 10, 'loss': 2.0, 'rate': inf}]
@@ -129,7 +128,7 @@ class JSONLines:
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Append a row."""
-        row = {name: _written(value) for name, value in _row(scalars, step).items()}
+        row = {name: word(value) for name, value in _row(scalars, step).items()}
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         with self.path.open("ab", buffering=0) as file:
             start = file.tell()
@@ -231,18 +230,11 @@ def _row(scalars: Mapping[str, float], step: int) -> dict[str, float]:
     return {_PLACE: int(step), **{name: float(value) for name, value in scalars.items()}}
 
 
-def _written(value: float) -> float | str:
-    """A number as JSON has it."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def _parsed(line: bytes) -> dict[str, float] | None:
     """A line as a row, or None where it is none."""
     try:
         row = json.loads(line)
-        return _row({name: _WORDS.get(value, value) for name, value in row.items() if name != _PLACE}, row[_PLACE])
+        return _row({name: WORDS.get(value, value) for name, value in row.items() if name != _PLACE}, row[_PLACE])
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return None
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,17 +20,18 @@ Forward = Callable[[nn.Module, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 Mode = Literal["eval", "train"]
 
-_WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule", "_FabricModule"}
+AVERAGING_WRAPPERS = frozenset({"DistributedDataParallel", "_FabricModule"})  # call what they wrap as it is
+_WRAPPERS = AVERAGING_WRAPPERS | {"DataParallel", "OptimizedModule"}
 # modules whose `training` flag switches dropout and nothing else
 _DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module, wrappers: Collection[str] = _WRAPPERS) -> nn.Module:
     """The module inside DataParallel, DistributedDataParallel, torch.compile, or what Fabric or Accelerate made."""
     for name in ("module", "_orig_mod"):
         inner = getattr(model, name, None)
-        if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
-            return unwrapped(inner)
+        if isinstance(inner, nn.Module) and type(model).__name__ in wrappers:
+            return unwrapped(inner, wrappers)
     return model
 
 

@@ -16,7 +16,9 @@ class Plan:
             "difference" (central difference of gradients), or "auto" (the fastest that works, tried on one batch).
         chunk: Vectors in one batched product; more share one forward pass and cost memory.
         micro_batch: Most samples in one piece of a batch; None takes batches whole until memory runs out.
-        cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
+        cache: Keep batches on the device; None keeps them when they fit in a third of the free memory. Unless False, an
+            operator on a CPU also keeps what products of one batch share, its forward pass and gradient, up to 1 GiB
+            and a quarter of the free memory, where all modules are torch.nn's or `ritz.models`' own.
         replay: On a GPU, record the product of a batch as a CUDA graph and replay it, several times faster where the
             host cannot keep up with a small network. Each call of the model must be the same sequence of operations for
             inputs of one shape; None records where that is known (all modules torch.nn's or `ritz.models`' own, no

@@ -29,6 +29,7 @@ from .sharded import ShardedModel, is_sharded
 from .shares import Walk, padded, turns
 from .soundness import examine
 from .space import ParamSpace, select
+from .weights import Weights
 
 Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
@@ -106,15 +107,11 @@ class Risk:
         self.mode, self.dropout, self.plan = mode, dropout, plan or Plan()
         self._loss = None if loss is None else as_loss(loss, target)
         self._caller = Caller(self.model, forward, batch_loss)
-        self._sharded: ShardedModel | None = None
         self._data_dtype = dtype
         self.world = world(group)
-        if is_sharded(self.model):
-            self._sharded = ShardedModel(self.model, self.world.size)
+        self._sharded = ShardedModel(self.model, self.world.size) if is_sharded(self.model) else None
+        self._weights = Weights(self.model, self._sharded)
         self.batches = self._batched(data, batch_size, share)
-        self._override: Params | None = None
-        self._state_key: Hashable = None
-        self._state: tuple[Params, Params] = ({}, {})
         self._checked: Hashable = None
         self._piece: int | None = self.plan.micro_batch  # shrinks when memory runs out
         self._writes: bool | None = None  # whether the model writes to its inputs; not known before the first call
@@ -202,18 +199,20 @@ class Risk:
 
     def version(self) -> Hashable:
         """Changes whenever a weight or buffer does."""
-        if self._sharded is not None:
-            return self._sharded.version(), tuple(t.data_ptr() for t in (self._override or {}).values())
-        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._live().values())
+        return self._weights.version()
 
     def params(self) -> Params:
         """The chosen parameters as they are now, detached, in the precision and on the device of the risk."""
-        return self._current()[0]
+        return self._placed()[0]
 
     def state(self) -> Params:
         """Every parameter and buffer as it is now, chosen or not, in the precision and on the device of the risk."""
-        chosen, others = self._current()
+        chosen, others = self._placed()
         return {**chosen, **others}
+
+    def _placed(self) -> tuple[Params, Params]:
+        """(chosen parameters, everything else) as of now."""
+        return self._weights.placed(self.names, self.device, self.dtype)
 
     # -------------------------------------------------------------------------- other weights, data, outputs
 
@@ -223,14 +222,8 @@ class Risk:
             if params.shape != (self.dim,):
                 raise ValueError(f"expected a flat vector (dim={self.dim},), got {tuple(params.shape)}")
             params = self.space.split(params)
-        known = self._live()
-        for name, value in params.items():
-            if name not in known:
-                raise ValueError(f"the model has no parameter or buffer named {name!r}")
-            if value.shape != known[name].shape:
-                raise ValueError(f"{name} has shape {tuple(known[name].shape)}, got {tuple(value.shape)}")
         moved = self._copy()
-        moved._override = {**(self._override or {}), **{name: p.detach().clone() for name, p in params.items()}}
+        moved._weights = self._weights.at(params)
         return moved
 
     def on(self, data: Any, batch_size: int | None = None, *, share: bool = False) -> "Risk":
@@ -313,7 +306,7 @@ class Risk:
         """A risk that shares model, loss and batches, and has its own caches."""
         other = object.__new__(Risk)
         other.__dict__.update(self.__dict__)
-        other._state_key, other._checked = None, None
+        other._weights, other._checked = self._weights.again(), None
         return other
 
     # -------------------------------------------------------------------------------- one batch, as a function
@@ -352,9 +345,9 @@ class Risk:
                     "the outputs of a model sharded by FSDP2 are no function of weights that torch could "
                     "differentiate; there are its gradient, and products with ritz.Hessian, GGN and the Fishers"
                 )
-            with self._sharded.at(self._everywhere(params)):
+            with self._sharded.at(self._weights.with_params(params)):
                 return self._direct(batch, module)
-        held, buffers = self._current()[1], {name for name, _ in self.model.named_buffers()}
+        held, buffers = self._placed()[1], {name for name, _ in self.model.named_buffers()}
         # a forward pass may write to buffers, so it is given copies, unless the caller gave some
         state = {name: t.clone() if name in buffers and name not in params else t for name, t in held.items()}
         state = {f"model.{name}": t for name, t in {**state, **params}.items()}
@@ -367,11 +360,6 @@ class Risk:
         if self._writes is None:
             self._writes = any(t._version for t in tensors_of(data))
         return result
-
-    def _everywhere(self, params: Params) -> Params:
-        """The weights given, and what `at` says of the others."""
-        own = dict(self.model.named_parameters())
-        return {**{name: t for name, t in (self._override or {}).items() if name in own}, **params}
 
     def _direct(self, batch: Batch, module: nn.Module) -> Any:
         """A call of the model itself, as it is."""
@@ -392,7 +380,7 @@ class Risk:
             with torch.no_grad():
                 return out, cotangent(out.detach()) * (not batch.idle), loss.weight(out.detach(), batch.data)
 
-        return self._led(*self._sharded.pullback(self._everywhere(params), self.space, run))
+        return self._led(*self._sharded.pullback(self._weights.with_params(params), self.space, run))
 
     def _led(self, vector: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What is summed over ranks already, on one of them that is never idle."""
@@ -430,28 +418,6 @@ class Risk:
         recorder.check(out, leaves)
         held = out.detach()
         return held, (recorder.captures(out, stack) for stack in cotangents(held))
-
-    def _current(self) -> tuple[Params, Params]:
-        """(chosen parameters, everything else) as of now; cast copies are kept until a weight moves."""
-        key = self.version()
-        if key != self._state_key:
-            with torch.inference_mode(False):
-                placed = {name: self._placed(t) for name, t in self._live().items()}
-            self._state = ({n: placed[n] for n in self.names}, {n: t for n, t in placed.items() if n not in self.names})
-            self._state_key = key
-        return self._state
-
-    def _live(self) -> Params:
-        """Every parameter and buffer of the model as it is now, or as `at` says."""
-        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        return {**own, **(self._override or {})}
-
-    def _placed(self, tensor: Tensor) -> Tensor:
-        if self._sharded is not None:
-            tensor = self._sharded.full(tensor)
-            return tensor.to(self.dtype if tensor.is_floating_point() else tensor.dtype)
-        placed = tensor.detach().to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)
-        return placed.clone() if placed.is_inference() else placed
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -513,8 +479,8 @@ class Risk:
         self, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]], params: Params, batch: Batch
     ) -> list[tuple[Tensor, Tensor]]:
         """`fn` on a batch, whole or in pieces as small as memory asks for."""
-        if self.sharded:  # a forward pass is the work of all ranks: none can go back to try smaller pieces
-            return [fn(params, batch)]
+        if self._sharded is not None:
+            return self._pieces_in_step(self._sharded, fn, params, batch)
         while True:
             most = self._piece or batch.size
             try:
@@ -527,6 +493,29 @@ class Risk:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             log.info("out of memory: batches are now taken in pieces of %d samples", smaller)
+
+    def _pieces_in_step(
+        self,
+        model: ShardedModel,
+        fn: Callable[[Params, Batch], tuple[Tensor, Tensor]],
+        params: Params,
+        batch: Batch,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The same where a pass is the work of all ranks: they cut into as many pieces, and try again together."""
+        sizes = self.world.gather(batch.size)
+        while True:
+            number = min(max(-(-size // (self._piece or size)) for size in sizes), *sizes)
+            found = model.in_step(lambda piece: fn(params, piece), batch.parts(number), self.world)
+            if found is not None:
+                return found
+            largest = max(-(-size // number) for size in sizes)
+            if largest == 1 or not self.splittable or number == min(sizes):
+                raise torch.OutOfMemoryError(
+                    f"a rank runs out of memory with {largest} samples at a time, and they cannot be cut further; use "
+                    "more ranks, or activation checkpointing"
+                )
+            self._piece = largest // 2
+            log.info("out of memory on a rank: batches are now taken in pieces of %d samples", self._piece)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -557,7 +546,7 @@ class Risk:
                 total, weight = self._summed(self._direct(batch, module), batch)
                 return total, torch.zeros_like(total) if batch.idle else torch.ones_like(total), weight.detach()
 
-            return self._led(*self._sharded.pullback(self._everywhere(params), self.space, run))
+            return self._led(*self._sharded.pullback(self._weights.with_params(params), self.space, run))
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         with torch.enable_grad():  # not by torch.func, inside which a model cannot differentiate in its inputs
             total, weight = self.total_and_weight(leaves, batch)

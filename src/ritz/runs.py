@@ -12,7 +12,6 @@ same run is gone on with, by one process at a time. Two runs are the same if the
 import contextlib
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from .files import PART, replace, write_text
+from .nonfinite import word
 from .provenance import own_commit, versions
 from .reading import brief, content, damaged, parse_json, read_json, refuse_irregular
 from .schema import fits
@@ -407,7 +407,7 @@ def plain(tree: Any) -> Any:
     """A tree as JSON has it: paths and tuples as text and lists, what is not finite as "NaN" or "Infinity".
 
     Example:
-        >>> plain({"out": Path("a/b"), "ends": (0.0, math.inf)})
+        >>> plain({"out": Path("a/b"), "ends": (0.0, float("inf"))})
         {'out': 'a/b', 'ends': [0.0, 'Infinity']}
     """
     if isinstance(tree, Mapping):
@@ -416,6 +416,4 @@ def plain(tree: Any) -> Any:
         return [plain(value) for value in tree]
     if isinstance(tree, os.PathLike):
         return os.fspath(tree)
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return "NaN" if math.isnan(tree) else "Infinity" if tree > 0 else "-Infinity"
-    return tree
+    return word(tree) if isinstance(tree, float) else tree

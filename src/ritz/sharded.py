@@ -7,18 +7,26 @@ gradient for the Hessian, and for J' M J central differences of the outputs and 
 
 Weights are set in place for it, shard by shard, and put back as they were, by a copy. Vectors are in the memory of the
 host, whole: where the weights do not fit on one device, a vector of their size does not either.
+
+A pass is the work of all ranks: one that runs out of memory in the midst of it, or fails otherwise, leaves the others
+waiting for its weights. It goes on with one sample, without the collectives that were made already, until all are
+through (`in_step`); then all try again with less, or raise its error.
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from .batches import Batch
+from .comm import World
 from .space import ParamSpace
 
 Params = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -41,6 +49,7 @@ class ShardedModel:
 
     def __init__(self, model: nn.Module, size: int) -> None:
         self.model, self.size = model, size
+        self.roots = _roots(model)
 
     def version(self) -> Hashable:
         """Changes when a weight does."""
@@ -71,6 +80,7 @@ class ShardedModel:
             yield
         finally:
             self._forget()
+            self._set_back()
             for name, local in locals_.items():
                 local.data.copy_(held[name])
             for buffer, value in buffers:
@@ -84,6 +94,12 @@ class ShardedModel:
             reshard: Any = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()
+
+    def _set_back(self) -> None:
+        """Have FSDP2 forget the pass, how far it came and in which order: what it fetches ahead depends on that."""
+        for root in self.roots:
+            with contextlib.suppress(AttributeError):  # before its first pass it has no state
+                root.reset_iter_state()
 
     def gradient(self, space: ParamSpace) -> Tensor:
         """The gradient that a backward pass left, summed over ranks, as one vector (dim,) on the host."""
@@ -105,6 +121,94 @@ class ShardedModel:
             out, cotangent, note = run()
             out.backward(cotangent)
             return self.gradient(space), note
+
+    def in_step(self, work: Callable[[Batch], T], pieces: Sequence[Batch], world: World) -> list[T] | None:
+        """`work` on each piece, of which all ranks have as many; None on all ranks where one ran out of memory.
+
+        Raises:
+            Exception: Of any rank, on all of them; on that one alone where FSDP2 cannot be set back, or fails with one
+                sample too.
+        """
+        results = []
+        for piece in pieces:
+            made, error = Collectives(), None
+            try:
+                with made:
+                    results.append(work(piece))
+            except Exception as caught:
+                error = caught.with_traceback(None)  # which would hold the memory
+            if error is not None:
+                self._catch_up(work, piece, made.done, error)
+            short = isinstance(error, torch.OutOfMemoryError)
+            if any(world.agree("a pass of a sharded model", None if short else error, short)):
+                return None
+        return results
+
+    def _catch_up(self, work: Callable[[Batch], T], piece: Batch, done: int, error: Exception) -> None:
+        """Take part in the rest of a pass that failed, so that the others can end theirs; what it gives is nothing."""
+        if not self.roots:
+            raise error
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        try:
+            with Collectives(skipped=done):
+                work(piece.pieces(1)[0])
+        except Exception:
+            raise error from None
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that are made inside it; the first `skipped` are not made, and give zeros.
+
+    Example:
+        >>> with Collectives() as made:
+        ...     _ = torch.ones(2) + 1
+        >>> made.done
+        0
+    """
+
+    def __init__(self, skipped: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done, self.skipped = 0, skipped
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        collective = func.namespace in ("c10d", "_c10d_functional") and "wait_tensor" not in func.__name__
+        if not collective or self.done >= self.skipped:
+            result = func(*args, **(kwargs or {}))
+            self.done += collective
+            return result
+        self.done += 1
+        return _functional_zeros(func, args) if func.namespace == "_c10d_functional" else _zeros(args)
+
+
+def _roots(model: nn.Module) -> list[Any]:
+    """The outermost modules that FSDP2 can set back; PyTorch 2.13 can, and older ones cannot."""
+    if hasattr(model, "reset_iter_state"):
+        return [model]
+    return [root for child in model.children() for root in _roots(child)]
+
+
+def _zeros(args: Any) -> tuple[Any, Any]:
+    """What a collective in place gives, which was not made: its own output, and work that is done."""
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+    for tensor in args[0] if isinstance(args[0], list) else [args[0]]:
+        tensor.zero_()
+    done: torch.futures.Future[Any] = torch.futures.Future()
+    done.set_result(None)
+    work: Any = _create_work_from_future(done)
+    return args[0], work.boxed()
+
+
+def _functional_zeros(func: Any, args: Any) -> Tensor:
+    """What a collective that returns a tensor gives, which was not made."""
+    tensor: Tensor = args[0]
+    first, rest = tensor.shape[0], tensor.shape[1:]
+    if "all_gather_into_tensor" in func.__name__:
+        return tensor.new_zeros((first * args[1], *rest))
+    if "reduce_scatter_tensor" in func.__name__:
+        return tensor.new_zeros((first // args[2], *rest))
+    return torch.zeros_like(tensor)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ import fnmatch
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -102,16 +102,17 @@ class ParamSpace:
             distribution: "rademacher" (signs; least variance for a trace) or "normal" (rotation invariant; normalised
                 it is uniform on the sphere, which the bounds for a random start need).
         """
+        if distribution not in get_args(Distribution):
+            raise ValueError(f"distribution must be 'rademacher' or 'normal', got {distribution!r}")
         place = torch.device(device)
-
-        def row(index: int) -> Tensor:
-            parts = [
-                _draw([(int(seed), int(index), name) for name in names], sizes, distribution, dtype, place)
-                for names, sizes in self._runs
-            ]
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-        return torch.stack([row(index) for index in indices])
+        rows = torch.empty(len(indices), self.dim, dtype=dtype, device=place)
+        for index, row in zip(indices, rows.unbind(), strict=True):
+            end = 0
+            for names, sizes, first in self._runs(_DRAWN_AT_ONCE.get(place.type, 1 << 24)):
+                keys = [(int(seed), int(index), name) for name in names]
+                start, end = end, end + sum(sizes)
+                row[start:end] = _draw(keys, sizes, first, distribution, place)
+        return rows
 
     def origins(self, index: int, seed: int) -> Tensor:
         """What the signs of a probe are made of, (num_params,) int64: see `signs`."""
@@ -126,21 +127,23 @@ class ParamSpace:
             >>> bool((space.signs(space.origins(4, seed=1)) == space.probes([4], seed=1)[0]).all())
             True
         """
-        return _signs(stream_bits(origins, self.sizes))
+        return _signs(_counters(origins, self.sizes))
 
-    @cached_property
-    def _runs(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Parameters side by side, as many as are drawn at once: many small ones, or one large one."""
-        runs: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
-        room = 0
+    def _runs(self, most: int) -> Iterator[tuple[list[str], list[int], int]]:
+        """What is drawn at once, at most so many elements: some parameters, or one of them from some element on."""
+        names, sizes, room = list[str](), list[int](), most
         for name, size in zip(self.names, self.sizes, strict=True):
-            room -= size
-            if room < 0 or not runs:
-                runs.append(((), ()))
-                room = _DRAWN_AT_ONCE - size
-            names, sizes = runs[-1]
-            runs[-1] = (*names, name), (*sizes, size)
-        return runs
+            if names and size > room:
+                yield names, sizes, 0
+                names, sizes, room = [], [], most
+            if size > most:
+                yield from (([name], [min(most, size - first)], first) for first in range(0, size, most))
+            else:
+                names.append(name)
+                sizes.append(size)
+                room -= size
+        if names:
+            yield names, sizes, 0
 
 
 @dataclass(frozen=True)
@@ -243,31 +246,43 @@ def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-_DRAWN_AT_ONCE = 1 << 24  # elements: each takes some 30 bytes on the way
+# elements, of which each takes some 30 bytes on the way: on a CPU what stays in its cache
+_DRAWN_AT_ONCE = {"cpu": 1 << 16}
 
 Key = tuple[object, ...]
 
 
 def _draw(
-    keys: Sequence[Key], sizes: Sequence[int], distribution: str, dtype: torch.dtype, device: torch.device
+    keys: Sequence[Key], sizes: Sequence[int], first: int, distribution: Distribution, device: torch.device
 ) -> Tensor:
-    """Random numbers of mean 0 and variance 1, `sizes[i]` of them from the stream named by `keys[i]`, side by side."""
+    """Random numbers of mean 0 and variance 1, `sizes[i]` of them from the stream named by `keys[i]`, side by side.
 
-    def bits(*stream: str) -> Tensor:
-        return stream_bits(_origins([(*key, *stream) for key in keys], sizes).to(device), sizes)
+    The first stream is taken from its element `first` on.
+    """
+
+    def counters(*stream: str) -> Tensor:
+        return _counters(_origins([(*key, *stream) for key in keys], sizes, first).to(device), sizes)
 
     if distribution == "rademacher":
-        return _signs(bits()).to(dtype)
-    if distribution == "normal":  # Box-Muller; float64 so that the tails and every device agree
-        radius = _uniform(bits("radius")).log_().mul_(-2).sqrt_()
-        angle = _uniform(bits("angle")).mul_(2 * math.pi).cos_()
-        return radius.mul_(angle).to(dtype)
-    raise ValueError(f"distribution must be 'rademacher' or 'normal', got {distribution!r}")
+        return _signs(counters())
+    # Box-Muller; float64 so that the tails and every device agree
+    radius = _uniform(_mixed(counters("radius"))).log_().mul_(-2).sqrt_()
+    return radius.mul_(_uniform(_mixed(counters("angle"))).mul_(2 * math.pi).cos_())
 
 
 def random_uniform(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """Uniform numbers in (0, 1), float64: elements start ... start + size - 1 of the stream named by `key`."""
     return _uniform(random_bits(size, key, device, start))
+
+
+def random_permutation(size: int, key: tuple[object, ...], device: torch.device | str = "cpu") -> Tensor:
+    """The numbers 0 ... size - 1 in the random order named by `key`.
+
+    Example:
+        >>> random_permutation(3, ("a", 0)).sort().values.tolist()
+        [0, 1, 2]
+    """
+    return random_uniform(size, key, device).argsort()
 
 
 def random_signs(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
@@ -277,7 +292,7 @@ def random_signs(size: int, key: tuple[object, ...], device: torch.device | str 
         >>> random_signs(4, ("a", 0)).abs().tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    return _signs(random_bits(size, key, device, start))
+    return _signs(_counters(_origins([key], [size], start).to(device), [size]))
 
 
 def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
@@ -285,23 +300,22 @@ def random_bits(size: int, key: tuple[object, ...], device: torch.device | str =
 
     A counter-based generator, so an element does not depend on who draws it. Integer arithmetic wraps modulo 2^64.
     """
-    x = torch.arange(start, start + size, dtype=torch.int64, device=device)
-    return _mixed(x.mul_(_signed(_STEP)).add_(_origin(key)))
+    return _mixed(_counters(_origins([key], [size], start).to(device), [size]))
 
 
-def stream_bits(origins: Tensor, sizes: Sequence[int]) -> Tensor:
-    """64 random bits for each element of several streams side by side, (sum of sizes,), on the device of the origins.
+def _counters(origins: Tensor, sizes: Sequence[int]) -> Tensor:
+    """What the bits of each element of several streams side by side are made of, (sum of sizes,) int64.
 
     Example:
         >>> origins = _origins([("a",), ("b",)], [2, 3])
         >>> bits = torch.cat([random_bits(2, ("a",)), random_bits(3, ("b",))])
-        >>> bool((stream_bits(origins, [2, 3]) == bits).all())
+        >>> bool((_mixed(_counters(origins, [2, 3])) == bits).all())
         True
     """
     x = torch.arange(sum(sizes), dtype=torch.int64, device=origins.device).mul_(_signed(_STEP))
     if len(sizes) == 1:
-        return _mixed(x.add_(origins))
-    return _mixed(x.add_(torch.cat([own.expand(size) for own, size in zip(origins.unbind(), sizes, strict=True)])))
+        return x.add_(origins)
+    return x.add_(torch.cat([own.expand(size) for own, size in zip(origins.unbind(), sizes, strict=True)]))
 
 
 _STEP = 0x9E3779B97F4A7C15  # of the counter
@@ -312,20 +326,26 @@ def _origin(key: Key) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _origins(keys: Sequence[Key], sizes: Sequence[int]) -> Tensor:
-    """Where streams begin whose elements are counted from the first element of the first stream, (len(keys),) int64."""
-    starts = itertools.accumulate(sizes, initial=0)
+def _origins(keys: Sequence[Key], sizes: Sequence[int], first: int = 0) -> Tensor:
+    """Where streams begin whose elements are counted from element `first` of the first stream, (len(keys),) int64."""
+    starts = itertools.accumulate(sizes, initial=-first)
     own = [_signed((_origin(key) - start * _STEP) % (1 << 64)) for key, start in zip(keys, starts, strict=False)]
     return torch.tensor(own, dtype=torch.int64)
 
 
 def _mixed(x: Tensor) -> Tensor:
     """SplitMix64's finaliser, in place."""
+    x = _multiplied(x)
+    return x.bitwise_xor_(_logical_shift(x, 31))
+
+
+def _multiplied(x: Tensor) -> Tensor:
+    """The finaliser but for its last step, which leaves the first 31 bits as they are; in place."""
     x ^= _logical_shift(x, 30)
     x *= _signed(0xBF58476D1CE4E5B9)
     x ^= _logical_shift(x, 27)
     x *= _signed(0x94D049BB133111EB)
-    return x.bitwise_xor_(_logical_shift(x, 31))
+    return x
 
 
 def _uniform(bits: Tensor) -> Tensor:
@@ -333,8 +353,9 @@ def _uniform(bits: Tensor) -> Tensor:
     return _logical_shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
-def _signs(bits: Tensor) -> Tensor:
-    return torch.where(bits < 0, -1.0, 1.0).float()
+def _signs(x: Tensor) -> Tensor:
+    """-1 where the first of the mixed bits is set, float32; the counters are written over."""
+    return _multiplied(x).bitwise_right_shift_(63).float().mul_(2).add_(1)
 
 
 def _logical_shift(x: Tensor, bits: int) -> Tensor:

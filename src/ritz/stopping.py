@@ -1,4 +1,8 @@
-"""A wish to stop, heard between products: by Ctrl-C, by `kill`, or by a program that has had enough."""
+"""Why a run ends: reasons of its numbers with their remedies, and a wish to stop, heard between products.
+
+What ends a run before it has what was asked for is a reason, the first words of the `stop` of its result; what there is
+by then is returned. The wish comes by Ctrl-C, by `kill`, or from a program that has had enough.
+"""
 
 import contextlib
 import os
@@ -11,8 +15,42 @@ from .errors import StoppedError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+MAX_PRODUCTS = "max_products"
+MAX_STEPS = "max_steps"
+NOISE_FLOOR = "noise floor"  # the recurrence has converged, and the true residual has not
+STAGNATION = "stagnation"  # the recurrence has parted from the true residual, which falls no more
+NEGATIVE_CURVATURE = "negative curvature"
+INDEFINITE = "indefinite"
+LOST_ORTHOGONALITY = "loss of orthogonality"
+UNDERFLOW = "underflow"
+
+_REMEDIES = {
+    MAX_PRODUCTS: "raise max_products (spent: {spent}) or tol",
+    MAX_STEPS: "raise max_steps (taken: {taken}), add damping or give a preconditioner",
+    NOISE_FLOOR: "the products themselves are no better: raise tol, or use a float64 risk",
+    STAGNATION: "residuals fall no more, at the noise of the products: use dtype=torch.float64, or raise tol; more "
+    "steps do not help",
+    NEGATIVE_CURVATURE: "the matrix is not positive definite: add damping, solve(A + damping, b)",
+    INDEFINITE: "the matrix was to be positive and has a negative eigenvalue: add a shift, A + shift, or look at how "
+    "it is made; intervals are those of any symmetric matrix",
+    LOST_ORTHOGONALITY: "the rows of the basis are not orthonormal to half of the digits any more: use "
+    "dtype=torch.float64 and, on a GPU, torch.set_float32_matmul_precision('highest')",
+    UNDERFLOW: "the matrix is so small that squares of its products underflow: use dtype=torch.float64, or multiply "
+    "it, 2.0**60 * A",
+}
+
 _wish = ""  # why to stop; "" to go on
 _listeners = 0  # nested `stoppable`
+
+
+def remedy(stop: str, **known: object) -> str:
+    """What to do about a reason, which a `stop` begins with; "" where there is nothing to do.
+
+    Example:
+        >>> remedy(MAX_PRODUCTS, spent=100), remedy("converged")
+        ('raise max_products (spent: 100) or tol', '')
+    """
+    return next((text.format(**known) for reason, text in _REMEDIES.items() if stop.startswith(reason)), "")
 
 
 def asked() -> str:
@@ -40,8 +78,21 @@ def check() -> None:
         raise StoppedError(_wish)
 
 
+def ask(why: str) -> None:
+    """Let the runs inside `stoppable` stop, as a signal does.
+
+    Example:
+        >>> with stoppable():
+        ...     ask("stopped by the queue")
+        ...     print(asked())
+        stopped by the queue
+    """
+    global _wish
+    _wish = _wish or why
+
+
 @contextlib.contextmanager
-def stoppable(tell: Callable[[int], None] | None = None) -> Iterator[Callable[[], int]]:
+def stoppable(tell: Callable[[int], None] | None = None, *, patient: bool = False) -> Iterator[Callable[[], int]]:
     """The first SIGINT or SIGTERM inside lets the product in hand finish; a second one ends the process at once.
 
     What runs inside then saves its state where it has a checkpoint, and returns what it has so far, which says in
@@ -50,6 +101,8 @@ def stoppable(tell: Callable[[int], None] | None = None) -> Iterator[Callable[[]
 
     Args:
         tell: Called with the number of the first signal when it comes, from within the handler.
+        patient: Whether a second signal is not heard: one process that works for another gets signals both from the
+            terminal and from that one, which ends it if need be.
 
     Yields:
         A function that returns the number of the signal that came, 0 for none.
@@ -67,8 +120,10 @@ def stoppable(tell: Callable[[int], None] | None = None) -> Iterator[Callable[[]
 
     def hear(number: int, frame: FrameType | None) -> None:
         global _wish
+        if came[0]:
+            return
         came[0], _wish = number, f"stopped by {signal.Signals(number).name}"
-        for each in SIGNALS:
+        for each in () if patient else SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         if tell is not None:
             tell(number)

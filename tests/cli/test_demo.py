@@ -45,6 +45,7 @@ def test_the_demo_prints_a_table_and_findings_and_writes_its_files(tmp_path, cap
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "One network, four weight decays" in page
     assert "Audit at weight decay 0.005, rescale: the function is the same" in page
+    assert "weight decay 0.0001" in page  # the solution by its name
     assert text.splitlines()[-1] == f"open {out / 'report.html'} in a browser"
     loaded = ritz.load(out / "spectrum-0.0005")
     assert loaded.dim == 64 * 8 + 8 + 8 * 10 + 10

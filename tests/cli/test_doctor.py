@@ -12,7 +12,8 @@ from ritz.cli import main, screen
 from ritz.doctor import Checkup, costs, examination, examine
 from ritz.doctor.checkup import Trial
 from ritz.doctor.costs import LiveBytes, Products
-from ritz.doctor.examination import _coarse, _Examination
+from ritz.doctor.examination import _Examination
+from ritz.estimators.precision import coarse_products
 from ritz.runs import Run
 
 
@@ -199,9 +200,26 @@ def test_precision_that_is_too_low_is_told(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert examine(risk_of(mlp(nn.Tanh()), dtype=torch.bfloat16))["precision"].remedy == "dtype=torch.float32"
     risk = risk_of(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten()), dtype=torch.float32)
-    assert _coarse(risk) == ""
+    assert coarse_products(risk) == ""
     risk.device = torch.device("cuda")  # as torch is set by default there
-    assert _coarse(risk) == "convolutions"
+    assert coarse_products(risk) == "convolutions"
+
+
+def test_products_that_single_precision_has_no_digits_for_are_told():
+    model = mlp(nn.Tanh())
+    with torch.no_grad():
+        for p in model[-1].parameters():
+            p.mul_(40.0)
+    X = risk_of(model, num=200).batches.first().data[0]
+    best, second = model(X).topk(2).values.T
+    X = X[best - second > 15]  # a loss of 3e-7 at most
+    fitted = ritz.Risk(model, nn.CrossEntropyLoss(), (X, model(X).argmax(1)))
+    found = examine(fitted.to(dtype=torch.float32))["digits"]
+    assert found.status == "warning"
+    assert "products in float32 are off by" in found.text
+    assert found.remedy == "use dtype=torch.float64"
+    assert examine(risk_of(mlp(nn.Tanh()), dtype=torch.float32))["digits"].status == "ok"
+    assert not any(each.name == "digits" for each in examine(fitted).findings)  # in float64
 
 
 def test_an_examination_leaves_the_network_as_it_was():

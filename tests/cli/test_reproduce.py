@@ -10,7 +10,7 @@ from ritz.cli import main
 from ritz.papers import experiments
 from ritz.papers.base import Claim
 from ritz.papers.experiments import Experiment
-from ritz.papers.workers import RunFailed
+from ritz.workers import RunFailed
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ import ritz
 from ritz.checkpoint import Checkpoint
 from ritz.comm import world
 from ritz.errors import UnsupportedError
+from ritz.integrations import lightning, transformers
 from ritz.krylov.head import BlockSpace, find_head
 from ritz.krylov.lanczos import lanczos
 from ritz.operators.noise import BatchNoise
@@ -66,7 +69,16 @@ def kept() -> dict[str, int]:
     return {
         "basis": full.basis.numel(), "locked": head.vectors.numel(), "residuals": head.residual_rows.numel(),
         "block space": space.rows.numel(), "pairs": len(head.values), "dim": op.dim, "decompositions": len(made),
+        "samples of a look": samples_of_a_look(),
     }  # fmt: skip
+
+
+def samples_of_a_look() -> int:
+    """That one rank shows to the network."""
+    tracker = ritz.track(watched_risk(counted()), measures=["trace"])
+    Counted.seen = 0
+    tracker.look()
+    return Counted.seen
 
 
 def warm() -> None:
@@ -251,6 +263,36 @@ def resumed() -> Found:
 
 
 @check
+def gone_on_with() -> Found:
+    """Walks over the data, sweeps and systems that were broken off at their second report."""
+    ranks, (data, keywords) = world(), shares("share of tensors")
+    folder = Path(ranks.first(tempfile.mkdtemp(prefix="ritz-gone-on-") if ranks.rank == 0 else ""))
+    own = ritz.Risk(network(), nn.CrossEntropyLoss(), data, **keywords)
+    calls: dict[str, Callable[..., Any]] = {
+        "samples": partial(ritz.sample_traces, risk(nn.ReLU)),
+        "samples of shares": partial(ritz.sample_traces, own, num_probes=3),
+        "blocks": lambda **more: ritz.block_spectra(wide(), num_steps=4, num_probes=2, **more)["0"].trace,
+        "system": lambda **more: ritz.solve(wide() + 5.0, torch.ones(wide().dim), tol=1e-9, **more),
+    }
+    found: Found = {}
+    for name, call in calls.items():
+        reports: list[int] = []
+
+        def broken_off(done: int, total: int, reports: list[int] = reports) -> None:
+            reports.append(done)
+            if len(reports) == 2:
+                raise KeyError("enough")
+
+        with pytest.raises(KeyError, match="enough"):
+            call(progress=broken_off, checkpoint=Checkpoint(folder / name, every=0))
+        made = call(checkpoint=folder / name)
+        found[name] = made.x if isinstance(made, Tensor) else made.value
+    if ranks.all(True) and ranks.rank == 0:  # none is at work in it
+        shutil.rmtree(folder)
+    return found
+
+
+@check
 def traces() -> Found:
     op = ritz.GGN(risk())
     return {
@@ -411,6 +453,64 @@ def damping() -> Found:
             learned.step((x[:8], y[:8]) if streaming else None)
         found[f"streaming: {streaming}"] = opt.param_groups[0]["eps"]
     return found
+
+
+class Counted(nn.Sequential):
+    """Knows how many samples it has been shown."""
+
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.seen += len(x)
+        out: Tensor = super().forward(x)
+        return out
+
+
+def counted() -> Counted:
+    """Each rank has running statistics of its own, as replicas do; in a look those of the first count."""
+    torch.manual_seed(0)
+    model = Counted(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    model[1].running_mean += dist.get_rank() if dist.is_initialized() else 0.0
+    return model
+
+
+def watched_risk(model: nn.Module, how: str = "loader") -> ritz.Risk:
+    return ritz.Risk(model, nn.CrossEntropyLoss(), shares(how)[0])
+
+
+@check
+def watched() -> Found:
+    """The callbacks of both trainers along four steps, with a look at every other."""
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    own: list[int] = []
+    given: dict[str, Any] = {
+        "every": 2, "measures": ["trace", "lambda_max", "train_loss"], "logger": lambda scalars, step: own.append(step)
+    }  # fmt: skip
+    light = lightning.CurvatureHooks(watched_risk, budget=1.0, **given)
+    model, took = counted(), list[int]()
+    model.log_dict = lambda scalars, **how: took.append(len(scalars))
+    trainer = SimpleNamespace(is_global_zero=first, global_step=0, loggers=[])
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    light.on_train_start(trainer, model)
+    for trainer.global_step in range(1, 5):
+        light.on_train_batch_end(trainer, model, None, None, 0)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    face = transformers.CurvatureHooks(partial(watched_risk, how="distributed sampler"), budget=0.5, **given)
+    state = SimpleNamespace(is_world_process_zero=first, global_step=0, epoch=0.0, log_history=[])
+    face.on_train_begin(None, state, None, model=counted())
+    face.tracker._before = 1e6  # seconds of training, so that the budget allows it
+    for state.global_step in range(1, 5):
+        face.on_step_end(None, state, None)
+    assert len(took) == 2  # every rank can monitor it
+    for hooks in (light, face):
+        shared = f"; each was shared by {world().size} processes, over all 23 samples"
+        assert hooks.tracker.table().notes[0].endswith(shared if world().size > 1 else "of the time")
+    assert own == ([2, 4, 2, 4] if first else [])  # and one logs
+    rows = [*light.tracker.record.rows, *face.tracker.record.rows]
+    return {
+        f"{number} {name}": value
+        for number, row in enumerate(rows) for name, value in row.items() if not name.startswith("track/")
+    }  # fmt: skip
 
 
 @check

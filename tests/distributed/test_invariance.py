@@ -57,6 +57,12 @@ def test_what_a_rank_keeps_of_vectors_falls_with_the_number_of_ranks(runs, what)
         assert max(parts) - min(parts) <= whole // runs[1][0]["kept"]["dim"]  # one element of each vector
 
 
+def test_a_look_is_shared_by_the_ranks_that_train(runs):
+    whole = runs[1][0]["kept"]["samples of a look"]
+    for found in runs[2]:
+        assert 0.3 * whole < found["kept"]["samples of a look"] < 0.7 * whole
+
+
 def test_each_rank_makes_some_of_the_eigendecompositions(runs):
     assert runs[1][0]["kept"]["decompositions"] == 4  # two linear layers, scale and shift of a normalisation
     assert sorted(found["kept"]["decompositions"] for found in runs[2]) == [1, 3]  # one is as dear as three

@@ -33,8 +33,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.estimators import samples as module_under_test
 from ritz.estimators.samples import exact_trace, sample_traces
+from ritz.estimators.squares import fitting_pieces
 from ritz.losses import CrossEntropy
-from ritz.operators import GGN, Hessian
+from ritz.operators import GGN, Hessian, footprint
 from ritz.plan import Plan
 from ritz.risk import Risk
 from ritz.storage import load
@@ -185,6 +186,30 @@ def test_the_layer_rules_are_used_where_they_apply_and_only_there():
             roots = partial(risk.output_loss.roots, batch=batch.data, chunk=8)
             squares(risk.params(), batch, roots)
         assert squares.by_layer == by_layer, name
+
+
+@pytest.mark.parametrize("largest", [1, 2_000, 1 << 24])
+def test_a_cpu_takes_a_batch_in_pieces_whose_gradients_are_small(monkeypatch, largest):
+    """2 x 4 x 4 numbers of 8 bytes after the first convolution, 3 cotangents: 768 bytes a sample."""
+    model, X = PLAIN["conv and max-pool"]
+    risk = Risk(randomised(model), CE, (X, labels(len(X))))
+    monkeypatch.setattr(footprint, "LARGEST", largest)
+    with risk.session():
+        batch = next(iter(risk.batches))
+        sizes = [piece.size for piece in fitting_pieces(risk, risk.params(), batch, 3)]
+    assert sizes == {1: [1] * 6, 2_000: [2] * 3, 1 << 24: [6]}[largest]
+    found = sample_traces(risk, method="exact").value
+    torch.testing.assert_close(found, true_traces(model, CE, X, labels(len(X))), rtol=1e-9, atol=1e-12)
+    assert exact_trace(Hessian(risk))[0] == pytest.approx(float(found.mean()), rel=1e-9)
+
+
+def test_what_cannot_be_cut_or_has_pieces_of_its_own_stays_whole():
+    X, y = data(6, 4), labels(6)
+    for options in ({"dropout": True}, {"plan": Plan(micro_batch=2)}):
+        risk = Risk(mlp(4, 5, 3), CE, (X, y), **options)
+        with risk.session():
+            batch = next(iter(risk.batches))
+            assert fitting_pieces(risk, risk.params(), batch, 1 << 24) == [batch]
 
 
 def test_dropout_masks_are_part_of_the_function():

@@ -32,13 +32,13 @@ def make_risk():
 """
 
 
-def make_risk(seed: int = 0, width: int = 12) -> ritz.Risk:
-    """191 parameters, more than the head takes whole; three batches, the last of another size."""
+def make_risk(seed: int = 0, width: int = 12, batch_size: int = 16) -> ritz.Risk:
+    """191 parameters, more than the head takes whole; three batches, the last of another size, or more."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 3))
     X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
-    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, X[:, :3].argmax(1)), batch_size=16)
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, X[:, :3].argmax(1)), batch_size=batch_size)
 
 
 def spectrum(folder: Path, progress: Progress, **options: Any) -> Any:
@@ -66,6 +66,18 @@ def trace(folder: Path, progress: Progress) -> Any:
     return ritz.trace(ritz.Hessian(make_risk()), "hutch++", num_probes=48, checkpoint=folder / "state")
 
 
+def trace_exact(folder: Path, progress: Progress) -> Any:
+    """Two matrices, a walk over the data for each."""
+    risk = make_risk(batch_size=4)
+    return ritz.trace(ritz.GGN(risk) + ritz.EmpiricalFisher(risk), "exact", checkpoint=folder / "state")
+
+
+def sample_traces(folder: Path, progress: Progress, **options: Any) -> Any:
+    return ritz.sample_traces(
+        make_risk(batch_size=4), num_probes=3, progress=progress, checkpoint=folder / "state", **options
+    )
+
+
 def measure(folder: Path, progress: Progress) -> Any:
     risk = make_risk()
     keys = ["train_loss", "weight_norm", "trace", "lambda_max", "effective_rank", "margin_q10", "top_log_product"]
@@ -79,6 +91,31 @@ def compare(folder: Path, progress: Progress) -> Any:
     return ritz.compare(
         risks, measures=["trace", "train_loss"], **sizes, progress=progress, checkpoint=folder / "state"
     )
+
+
+def block_spectra(folder: Path, progress: Progress, **options: Any) -> Any:
+    """One layer is found whole."""
+    H = ritz.Hessian(make_risk())
+    return ritz.block_spectra(H, num_steps=10, num_probes=3, progress=progress, checkpoint=folder / "state", **options)
+
+
+def block_spectra_full(folder: Path, progress: Progress) -> Any:
+    return block_spectra(folder, progress, reorthogonalize="full")
+
+
+def solve(folder: Path, progress: Progress) -> Any:
+    """Two systems; one round of 24 steps and more."""
+    G = ritz.GGN(make_risk()) + 1e-3
+    b = G.probes(range(2), seed=0).T
+    found = ritz.solve(G, b, tol=1e-4, progress=progress, checkpoint=folder / "state")
+    names = ("x", "residuals", "converged", "num_steps", "products", "stop")
+    return {name: getattr(found, name) for name in names}
+
+
+def audit(folder: Path, progress: Progress) -> Any:
+    keys = ["train_loss", "weight_norm", "trace", "lambda_max"]
+    sizes = {"num_steps": 3, "num_probes": 2, "transforms": ["permute", "scale_output"]}
+    return ritz.audit(make_risk(width=3), measures=keys, **sizes, progress=progress, checkpoint=folder / "state")
 
 
 def command(*words: str) -> Callable[[Path, Progress], Any]:
@@ -103,8 +140,14 @@ JOBS: dict[str, Callable[[Path, Progress], Any]] = {
     "ritz.spectrum, rounds": spectrum_rounds,
     "ritz.top_eigenpairs": top_eigenpairs,
     "ritz.trace": trace,
+    "ritz.trace, exact": trace_exact,
+    "ritz.sample_traces": sample_traces,
     "ritz.measure": measure,
     "ritz.compare": compare,
+    "ritz.block_spectra": block_spectra,
+    "ritz.block_spectra, full": block_spectra_full,
+    "ritz.solve": solve,
+    "ritz.audit": audit,
     "ritz spectrum": command("spectrum", "--num-steps", "3", "--num-probes", "4"),
     "ritz measure": command("measure", "--measures", "trace", "train_loss", "--num-steps", "3", "--num-probes", "4"),
 }
@@ -127,6 +170,8 @@ def _timeless(found: Any) -> Any:
         return replace(found, seconds={})
     if isinstance(found, ritz.measures.compare.Comparison):
         return replace(found, measurements=_timeless(dict(found.measurements)))
+    if isinstance(found, ritz.measures.audit.Audit):
+        return replace(found, before=_timeless(found.before), after=_timeless(dict(found.after)))
     return found
 
 

@@ -5,8 +5,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from distributed import checks
 from faults import jobs
+from torch import Tensor, nn
 
 import ritz
 from ritz.checkpoint import Checkpoint, Saved
@@ -63,3 +66,108 @@ def stopped(folder: str) -> tuple[str, str, str]:
     with ritz.stoppable():
         cut = spectrum(folder, "locked", progress)
     return cut.stop, jobs.bits(spectrum(folder, "locked")), jobs.bits(spectrum("", "locked"))
+
+
+# ----------------------------------------------------------------------------------- memory, by FSDP2
+
+
+class Squeeze(torch.autograd.Function):
+    """The identity on a rank that has room for so many samples, forward or backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: tuple[int, int]) -> Tensor:
+        ctx.most = most[1]
+        if len(x) > most[0]:
+            raise torch.OutOfMemoryError("no room")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if len(grad) > ctx.most:
+            raise torch.OutOfMemoryError("no room")
+        return grad, None
+
+
+class Tight(nn.Module):
+    """Between two layers: memory for so many samples on rank 1."""
+
+    def __init__(self, forward: int, backward: int) -> None:
+        super().__init__()
+        self.most, self.seen = (forward, backward), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return Squeeze.apply(x, self.most if dist.get_rank() == 1 else (10**9, 10**9))
+
+
+def sharded(middle: nn.Module, **options: Any) -> ritz.Risk:
+    """A network under FSDP2 with a module between its layers."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    model = checks.network(width=16)
+    model = nn.Sequential(model[0], model[1], middle, model[2])
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return ritz.Risk(model, nn.CrossEntropyLoss(), checks.samples(), **{"batch_size": 9, **options})
+
+
+def squeezed(forward: int, backward: int) -> dict[str, Any]:
+    """Products and gradient of a model that is spread over ranks, of which one has little memory."""
+    middle = Tight(forward, backward)
+    risk = sharded(middle)
+    before = [p.to_local().clone() for p in risk.model.parameters()]
+    gradient = risk.gradient()
+    v = torch.ones(2, risk.dim)
+    ggn, hessian = ritz.GGN(risk).rows(v), ritz.Hessian(risk).rows(v)
+    middle.seen.clear()
+    loss = risk.loss()
+    return {
+        "gradient": gradient, "ggn": ggn, "hessian": hessian, "loss": loss, "piece": risk._piece,
+        "seen": max(middle.seen), "grads": any(p.grad is not None for p in risk.model.parameters()),
+        "kept": all(torch.equal(p.to_local(), b) for p, b in zip(risk.model.parameters(), before, strict=True)),
+    }  # fmt: skip
+
+
+def faulty() -> str:
+    """What all ranks are told of a failure of one that is not for want of memory."""
+    risk = sharded(Faulty())
+    try:
+        risk.gradient()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Faulty(nn.Module):
+    """Fails on rank 1, for more than one sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.get_rank() == 1 and len(x) > 1:
+            raise KeyError("the disk is full")
+        return x.clone()
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+
+def rounded() -> list[tuple[float, float, float]]:
+    """How far products in float32 are off, by ranks together that have all data or a share each, and by one alone."""
+    model = checks.network()
+    with torch.no_grad():
+        for p in model[2].parameters():
+            p.mul_(40.0)
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    best, second = model(x).topk(2).values.T
+    x = x[best - second > 15][:32]  # a loss of 3e-7 at most
+    y, x = model(x).argmax(1), x.float()
+    model, own = model.float(), slice(16 * dist.get_rank(), 16 * dist.get_rank() + 16)
+    options: dict[str, Any] = {"batch_size": 16, "plan": ritz.Plan(route="reverse")}
+    risks = (
+        ritz.Risk(model, nn.CrossEntropyLoss(), (x, y), **options),
+        ritz.Risk(model, nn.CrossEntropyLoss(), (x[own], y[own]), share=True, **options),
+        ritz.Risk(model, nn.CrossEntropyLoss(), (x, y), group="self", **options),
+    )
+    found = [ritz.spectrum(ritz.Hessian(risk), 4, 2, reorthogonalize="none") for risk in risks]
+    return [(s.rounding, s.trace_rounding, float(s.lambda_max)) for s in found]

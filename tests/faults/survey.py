@@ -25,9 +25,10 @@ PAGE = """# Faults
 
 What happens to a long run when its process is killed, its disk is full, or its numbers are not finite.
 
-- `ritz.spectrum`, `ritz.trace`, `ritz.top_eigenpairs`, `ritz.measure` and `ritz.compare` take `checkpoint=folder`, and
-  the commands keep their state in the run folder. A kill loses one minute, or the product in hand if that takes longer;
-  the same call, or command, goes on, and on a CPU ends in the same bits as a run that was left alone.
+- `ritz.spectrum`, `block_spectra`, `trace`, `sample_traces`, `top_eigenpairs`, `solve`, `measure`, `compare` and
+  `audit` take `checkpoint=folder`, and the commands keep their state in the run folder. A kill loses one minute, or the
+  product in hand if that takes longer; the same call, or command, goes on, and on a CPU ends in the same bits as a run
+  that was left alone.
 - The state has a fingerprint of the weights, the data, the settings, the plan and the code. Another run in the same
   folder is refused: both fingerprints are named, and what differs.
 - A state that is damaged, a disk that is full, a folder that cannot be written to: an error that says so. What was

@@ -6,11 +6,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from faults import jobs
+from matrices import OUTLIERS, SPECTRA, operator, rotated
 from torch import Tensor, nn
 
 import ritz
-from ritz.errors import NonFiniteError, NumericalWarning, StoppedError
+from ritz import stopping
+from ritz.errors import IndefiniteError, NonFiniteError, NumericalWarning, StoppedError
+from ritz.intervals import StudentT
 from ritz.operators import DenseOperator, FunctionOperator
+from ritz.report import build
 
 DIM = 120
 
@@ -113,6 +117,157 @@ def test_a_system_is_solved_as_far_as_products_are_finite():
     residual = float((b - matrix @ found.x).norm() / b.norm())
     assert float(found.residuals) == pytest.approx(residual)
     assert 0 < residual < 1
+
+
+# ------------------------------------------------------------------------------ reasons of the numbers themselves
+
+
+def tiny(scale: float) -> DenseOperator:
+    """A matrix of float32 whose products have squares near the smallest numbers that there are."""
+    return DenseOperator((scale * rotated(values()).dense()).float())
+
+
+def flickering(spectrum: Tensor, level: float, every: int) -> FunctionOperator:
+    """A diagonal matrix whose products are right, but for one call in so many after the first ten."""
+    calls, generator = [0], torch.Generator().manual_seed(0)
+
+    def product(columns: Tensor) -> Tensor:
+        calls[0] += 1
+        image = spectrum[:, None] * columns
+        if calls[0] <= 10 or calls[0] % every:
+            return image
+        error = torch.randn(columns.shape, generator=generator)
+        return image + level * float(spectrum.abs().max()) * columns.norm(dim=0) * error / error.norm(dim=0)
+
+    return FunctionOperator(product, len(spectrum), torch.float64)
+
+
+def test_a_basis_that_is_not_orthonormal_any_more_ends_the_run_with_the_steps_before(tmp_path):
+    with pytest.warns(NumericalWarning) as heard:
+        found = ritz.spectrum(tiny(3e-20), 30, 4, reorthogonalize="full")
+    assert found.stop.startswith("loss of orthogonality at step ")
+    assert "use dtype=torch.float64" in found.stop
+    assert any("the spectrum is that of fewer steps: loss of orthogonality" in str(each.message) for each in heard)
+    assert 1 <= found.num_steps < 30
+    page = build(found).write(tmp_path / "page.html").read_text()
+    assert found.stop.partition(":")[0][1:] in page  # a sentence, which begins with a capital
+    assert found.stop in ritz.measures.Measurement(estimates={"trace": found.trace}, spectrum=found).table().notes[-1]
+    clean = ritz.spectrum(rotated(values()), found.num_steps, 4, reorthogonalize="full")
+    assert float(found.lambda_max) == pytest.approx(3e-20 * float(clean.lambda_max), rel=1e-2)
+
+
+def test_a_matrix_too_small_for_its_precision_is_told_and_one_that_is_multiplied_is_right():
+    with pytest.warns(NumericalWarning, match=r"underflow: .* use dtype=torch.float64, or multiply it, 2.0\*\*60 \* A"):
+        found = ritz.spectrum(tiny(1e-21), 20, 4)
+    assert found.stop.startswith("underflow: ")
+    raised = ritz.spectrum(2.0**60 * tiny(1e-21), 20, 4)
+    assert raised.stop == "completed"
+    assert float(raised.lambda_max) == pytest.approx(2.0**60 * 1e-21, rel=1e-3)
+
+
+def test_eigenpairs_too_small_for_their_precision_are_not_called_converged():
+    spectrum = 1e-22 * torch.cat([torch.tensor([50.0, 10.0]), torch.linspace(0, 1, 4998)]).float()
+    A = FunctionOperator(lambda columns: spectrum[:, None] * columns, 5000, torch.float32)
+    with pytest.warns(NumericalWarning, match=r"multiply it, 2.0\*\*60 \* A"):
+        found = ritz.top_eigenpairs(A, 2)
+    assert found.stop == "underflow"
+    assert not found.converged.any()
+    vectors = found.vectors.double()
+    true = (spectrum.double()[:, None] * vectors - vectors * found.values).norm(dim=0)
+    torch.testing.assert_close(found.residuals, true, rtol=1e-2, atol=1e-29)
+    small = tiny(1e-25)
+    exact = ritz.top_eigenpairs(small, 20)  # the window holds the whole matrix, which is diagonalised in float64
+    assert exact.stop == "exact"
+    truth = torch.linalg.eigvalsh(small.dense().double()).flip(0)[:20]
+    torch.testing.assert_close(exact.values, truth, rtol=1e-4, atol=0)
+
+
+def test_a_right_hand_side_too_small_for_its_precision_is_solved_all_the_same():
+    A, b = DenseOperator(rotated(values() + 1).dense().float()), torch.randn(DIM, 2).float()
+    b[:, 0] *= 1e-30
+    found = ritz.solve(A, b)
+    assert found.stop == "converged"
+    torch.testing.assert_close(A.dense().double() @ found.x.double(), b.double(), rtol=1e-3, atol=1e-35)
+
+
+def test_a_matrix_that_was_to_be_positive_and_is_not_is_told():
+    A = operator("outliers")
+    A.positive = True
+    with pytest.warns(NumericalWarning, match="indefinite: the matrix was to be positive .* add a shift"):
+        found = ritz.spectrum(A, 20, 4)
+    assert found.stop.startswith("indefinite: ")
+    assert not found.positive
+    assert found.trace.rule == StudentT(3)
+    low, high = found.trace.interval()
+    assert low < float(OUTLIERS.sum()) < high
+
+
+def test_the_spectrum_of_which_a_log_determinant_does_not_exist_is_in_the_error():
+    with pytest.raises(IndefiniteError, match=r"eigenvalues reach down to -.* take a shift above") as error:
+        ritz.logdet(operator("outliers"), shift=0.1, num_steps=20)
+    assert float(error.value.partial.logdet(shift=10.0)) == pytest.approx(float((OUTLIERS + 10).log().sum()), rel=0.02)
+
+
+def test_a_search_for_eigenpairs_that_noise_holds_up_ends_and_one_that_is_slow_goes_on():
+    spectrum = torch.cat([torch.tensor([5.0, 4.0, 3.0]), torch.linspace(0, 1, 4197)])
+    with pytest.warns(NumericalWarning, match="residuals fall no more, at the noise of the products"):
+        found = ritz.top_eigenpairs(flickering(spectrum, 1e-4, every=3), 3, tol=1e-8)
+    assert found.stop == "stagnation"
+    assert found.products < 500  # of 3500
+    assert found.noise < 1e-12  # which was measured when there was none
+    torch.testing.assert_close(found.values, torch.tensor([5.0, 4.0, 3.0]), rtol=1e-4, atol=0)
+    slow = torch.logspace(-8, 0, 4200)
+    with pytest.warns(NumericalWarning, match="raise max_products"):
+        found = ritz.top_eigenpairs(flickering(slow, 0.0, every=3), 3, "smallest", tol=1e-8, max_products=1200)
+    assert found.stop == "max_products"
+
+
+def test_a_solver_that_noise_holds_up_ends_with_the_best_it_had():
+    spectrum, b = torch.logspace(-4, 0, 1000), torch.randn(1000, generator=torch.Generator().manual_seed(1))
+
+    def run(**options: object) -> tuple[ritz.krylov.solve.Solution, float]:
+        with pytest.warns(NumericalWarning):
+            found = ritz.solve(flickering(spectrum, 1e-5, every=1), b, tol=1e-8, **options)
+        return found, float((b - spectrum * found.x).norm() / b.norm())
+
+    with pytest.warns(NumericalWarning, match="residuals fall no more, at the noise of the products"):
+        ritz.solve(flickering(spectrum, 1e-5, every=1), b, tol=1e-8)
+    found, true = run()
+    assert found.stop == "stagnation"
+    assert found.num_steps < 700  # of 1000
+    assert true < 0.02
+    rounds = [run(max_steps=steps)[1] for steps in (128, 256, 384)]
+    assert true <= 1.5 * min(rounds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", list(SPECTRA))
+def test_there_is_no_alarm_over_matrices_that_are_as_they_should_be(name, dtype):
+    A = DenseOperator(operator(name).dense().to(dtype))
+    A.positive = name == "positive"
+    for mode in ("locked", "full", "none"):
+        assert ritz.spectrum(A, 30, 4, reorthogonalize=mode).stop == "completed"
+    for which in ("largest", "smallest", "both"):
+        assert ritz.top_eigenpairs(A, 3, which, tol=1e-5).stop in ("converged", "exact")
+    shift = 1.0 - min(float(SPECTRA[name].min()), 0.0)
+    assert ritz.solve(A + shift, torch.ones(len(A.dense()), 2, dtype=dtype), tol=1e-5).stop == "converged"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_there_is_no_alarm_where_eigenvalues_lie_far_apart(dtype):
+    A = DenseOperator(rotated(torch.logspace(-12, 3, DIM), positive=True).dense().to(dtype))
+    A.positive = True
+    for mode in ("locked", "full"):
+        assert ritz.spectrum(A, 40, 4, reorthogonalize=mode).stop == "completed"
+    assert ritz.top_eigenpairs(A, 3, tol=1e-5).stop in ("converged", "exact")
+
+
+def test_every_reason_has_a_remedy():
+    reasons = [value for name, value in vars(stopping).items() if name.isupper() and isinstance(value, str)]
+    assert len(reasons) == 8
+    for reason in reasons:
+        assert stopping.remedy(f"{reason} at step 3", spent=1, taken=1)
+    assert stopping.remedy("completed") == ""
 
 
 # --------------------------------------------------------------------------------------------------- memory

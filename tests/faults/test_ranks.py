@@ -3,9 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
+from distributed import checks
 from distributed.ranks import Launch, Task
+from torch import nn
+
+import ritz
 
 MODES = ("locked", "full")
+ROOMS = {"forward": (2, 9), "backward": (9, 2)}  # samples that rank 1 has memory for
 pytestmark = pytest.mark.timeout(300)  # of all runs together
 
 
@@ -16,6 +22,8 @@ def launch(tmp_path_factory):
     first = [Task(f"torn {mode}", 2, "faults.ranked.torn", (folders[mode], mode), awaited=(0,)) for mode in MODES]
     second = [Task(f"resumed {mode}", 2, "faults.ranked.resumed", (folders[mode], mode)) for mode in MODES]
     second += [Task("stopped", 2, "faults.ranked.stopped", (str(Path(root) / "stopped"),))]
+    second += [Task(f"squeezed {where}", 2, "faults.ranked.squeezed", room) for where, room in ROOMS.items()]
+    second += [Task("faulty", 2, "faults.ranked.faulty"), Task("rounded", 2, "faults.ranked.rounded")]
     made = Launch([first, second], env={"RITZ_PATIENCE": "4", "PYTHONSAFEPATH": "1"})
     yield made.wait()
     made.stop()
@@ -36,3 +44,33 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_the_same_step(launch):
     assert stop == other
     assert stop.startswith("stopped by SIGTERM after")
     assert len({*bits, *also}) == 1
+
+
+@pytest.mark.parametrize("where", ROOMS)
+def test_ranks_that_share_a_model_halve_together_when_the_memory_of_one_runs_out(where, launch):
+    found = launch.results(f"squeezed {where}")
+    whole = ritz.Risk(checks.network(width=16), nn.CrossEntropyLoss(), checks.samples())
+    v = torch.ones(2, whole.dim)
+    for each in found:
+        assert each["piece"] == 1  # of nine, five, three in as many pieces on each rank
+        assert each["seen"] <= 2
+        assert each["kept"]
+        assert not each["grads"]
+        assert each["loss"] == pytest.approx(whole.loss(), rel=1e-12)
+        torch.testing.assert_close(each["gradient"], whole.gradient())
+        torch.testing.assert_close(each["ggn"], ritz.GGN(whole).rows(v), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(each["hessian"], ritz.Hessian(whole).rows(v), rtol=1e-6, atol=1e-7)
+
+
+def test_a_failure_of_one_of_the_ranks_that_share_a_model_is_raised_by_all(launch):
+    for found in launch.results("faulty"):
+        assert found == "KeyError: 'the disk is full'"
+
+
+def test_ranks_widen_intervals_as_one_does_where_products_have_few_digits(launch):
+    first, second = launch.results("rounded")
+    assert first == second
+    together, shared, alone = first
+    assert alone[0] > 1e-4 * alone[2]
+    for found in (together, shared):
+        assert found == pytest.approx(alone, rel=1e-2)  # what is off is the last digit of the largest eigenvalue

@@ -1,11 +1,13 @@
 """A tracker: true numbers at the right steps, a bounded share of the time, and training that does not notice."""
 
 import copy
+import inspect
 import json
 import logging
 import math
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -306,6 +308,21 @@ def test_a_forecast_is_of_the_size_of_the_look(keys, monkeypatch):
     ritz.measure(risk, measures=keys, num_steps=10, num_probes=4)
     truth = time.process_time() - begin
     assert truth / 10 < forecast(risk, rows, 10, 4) + 0.01 < 10 * truth + 0.02
+
+
+def test_what_is_said_of_forecasts_is_what_was_measured():
+    root = Path(__file__).parent.parent.parent
+    report = json.loads((root / "benchmarks" / "results" / "forecast.json").read_text(encoding="utf8"))
+    for text in (track.__doc__, (root / "docs" / "integrations.md").read_text(encoding="utf8")):
+        for searched in (False, True):
+            rows = [row for row in report["rows"] if (row["measures"] == "search") == searched]
+            ratios = [ratio for row in rows for ratio in row["ratios"]]
+            assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in " ".join(text.split())
+
+
+def test_the_arguments_of_track_are_those_of_the_tracker():
+    made, given = inspect.signature(Tracker), inspect.signature(track)
+    assert made.parameters == given.parameters
 
 
 def test_a_forecast_walks_one_batch_however_many_there_are():

@@ -122,9 +122,10 @@ def test_auto_takes_an_exact_route_and_says_which():
     assert H.convention().endswith(f"{H.route} route")
 
 
-def test_the_faster_of_two_routes_is_taken(monkeypatch):
+def test_the_faster_of_two_routes_is_taken_where_there_is_no_tape(monkeypatch):
     for slow, wanted in (("_forward", "reverse"), ("_reverse", "forward")):
         H = ritz.Hessian(cases.problem("mlp_mse").risk())
+        H._tapes.works = False
         quick = getattr(H, slow)
 
         def slowed(*args, quick=quick):
@@ -336,3 +337,24 @@ def test_differences_in_float32_are_for_smooth_networks(activation, low, high):
     v = rough.probes([0], seed=0)[0]
     error = float(((rough @ v).double() - exact @ v.double()).norm() / (exact @ v.double()).norm())
     assert low <= error <= high
+
+
+@pytest.mark.parametrize("broken", [None, "wrong", "missing"])
+def test_reverse_mode_is_shared_by_others_only_where_it_gives_the_same(broken, monkeypatch):
+    """Blocks take their products from the graph of one gradient, whichever route their matrix goes."""
+    risk = cases.problem("mlp_mse").risk()
+    H = ritz.Hessian(risk, route="forward")
+    plain = H._reverse
+
+    def reverse(*args):
+        if broken == "missing":
+            raise NotImplementedError("derivative for aten::none is not implemented")
+        image, weight = plain(*args)
+        return image * (2.0 if broken == "wrong" else 1.0), weight
+
+    monkeypatch.setattr(H, "_reverse", reverse)
+    with risk.session():
+        given = risk.params(), next(iter(risk.batches)), H.probes([0], seed=0)
+        assert H.reversible(*given) is (broken is None)
+        assert ritz.Hessian(risk, route="reverse").reversible(*given)
+        assert not ritz.Hessian(risk, route="difference").reversible(*given)

@@ -1,5 +1,6 @@
 """Running averages of Kronecker factors, and their eigenbases."""
 
+import contextlib
 import threading
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from ritz.errors import NumericalWarning
 from ritz.operators.layer_factors import units_of
-from ritz.optim import factors
-from ritz.optim.factors import Average, RunningBlock, renew_all
+from ritz.optim import renewal
+from ritz.optim.factors import Average, RunningBlock
+from ritz.optim.renewal import renew_all, shared_out
 
 UNIT = units_of(nn.Linear(3, 2, bias=False), ("weight",))[""]
 
@@ -210,7 +212,7 @@ def test_blocks_renewed_beside_each_other_are_those_renewed_one_by_one(monkeypat
 
     for block in beside:
         block.__class__ = Watched
-    monkeypatch.setitem(factors._AT_ONCE, "cpu", 3)
+    monkeypatch.setitem(renewal._AT_ONCE, "cpu", 3)
     renew_all(beside)
     assert threading.get_ident() not in threads
     for a, b in zip(alone, beside, strict=True):
@@ -222,7 +224,97 @@ def test_blocks_renewed_beside_each_other_are_those_renewed_one_by_one(monkeypat
 def test_a_block_that_fails_is_told_of_after_the_others_are_renewed(monkeypatch):
     blocks = many("eigh")
     blocks[2].averages["input"].value = None
-    monkeypatch.setitem(factors._AT_ONCE, "cpu", 3)
+    monkeypatch.setitem(renewal._AT_ONCE, "cpu", 3)
     with pytest.raises(AssertionError):
         renew_all(blocks)
     assert [block.renewed for block in blocks] == [2] * 7
+
+
+def placed(blocks: list[RunningBlock], monkeypatch) -> list[list[int]]:
+    """Which blocks, by number, had a thread in common as all were renewed, in their order within it."""
+    seen: dict[int, list[int]] = {}
+
+    def renew(block: RunningBlock) -> None:
+        seen.setdefault(threading.get_ident(), []).append(blocks.index(block))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBlock, "renew", renew)
+        patch.setitem(renewal._AT_ONCE, "cpu", 3)
+        renew_all(blocks)
+    return sorted(seen.values())
+
+
+def test_a_block_is_renewed_in_the_same_company_every_time_the_dearest_of_it_first(monkeypatch):
+    sizes = (3, 9, 4, 8, 2, 7, 3)
+    blocks = [RunningBlock(UNIT) for _ in sizes]
+    for block, size in zip(blocks, sizes, strict=True):
+        block.averages["input"].add(gram(size, 0))
+    first = placed(blocks, monkeypatch)
+    assert first == [[1], [3], [5, 2, 0, 6, 4]]  # 729, 512 and 343 + 64 + 27 + 27 + 8
+    for _ in range(3):
+        assert placed(blocks, monkeypatch) == first
+
+
+@given(st.lists(st.floats(1, 1e3), max_size=12), st.integers(1, 5))
+def test_no_one_has_more_to_do_than_the_dearest_job_above_a_fair_share(costs, num):
+    owners = shared_out(costs, num)
+    assert owners == shared_out(costs, num)
+    assert set(owners) <= set(range(num))
+    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == who) for who in range(num)]
+    assert max(loads) <= sum(costs) / num + max(costs, default=0) + 1e-9  # Graham 1969
+
+
+def test_on_a_gpu_every_block_has_a_stream_that_stays_and_the_allocator_knows_who_reads_what(monkeypatch):
+    told, made = [], []
+
+    class Line:
+        def __init__(self, device, name=None):
+            self.name = name or f"lane {len(made)}"
+            made.append(self)
+
+        def wait_stream(self, other):
+            told.append(f"{self.name} waits for {other.name}")
+
+    def number_of(tensor):
+        return next((number for number, own in enumerate(old) if own is tensor), None)
+
+    caller = Line("cuda", "caller")
+    made.clear()
+    blocks = many("eigh", 3)
+    old = [block.values["input"] for block in blocks]
+    monkeypatch.setattr(RunningBlock, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "Stream", Line)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: caller)
+    monkeypatch.setattr(torch.cuda, "stream", lambda line: contextlib.nullcontext())
+    monkeypatch.setattr(renewal, "_load_solvers", lambda device: told.append("solvers"))
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, line: told.append((number_of(x), line.name)))
+    monkeypatch.setitem(renewal._AT_ONCE, "cuda", 2)
+    renewal._stream.cache_clear()
+    try:
+        renew_all(blocks)
+        assert told[:3] == ["solvers", "lane 0 waits for caller", "lane 1 waits for caller"]
+        assert told[-2:] == ["caller waits for lane 0", "caller waits for lane 1"]
+        before = {(number, name) for number, name in told[3:-2] if number is not None}
+        assert before == {(0, "lane 0"), (1, "lane 1"), (2, "lane 0")}  # what a block had, on the lane that reads it
+        assert sum(entry == (None, "caller") for entry in told) >= 3  # what it got, on the caller's
+        renew_all(blocks)
+        assert len(made) == 2
+    finally:
+        renewal._stream.cache_clear()
+
+
+@pytest.mark.gpu
+def test_on_an_accelerator_renewing_again_and_again_takes_no_more_memory():
+    unit = units_of(nn.Linear(512, 512, bias=False), ("weight",))[""]
+    blocks = [RunningBlock(unit) for _ in range(12)]
+    held = []
+    for turn in range(12):
+        for block in blocks:
+            rows = torch.randn(600, 512, device="cuda")
+            stats = {"|input": (rows.T @ rows)[None], "|rows": torch.tensor(600.0, device="cuda")}
+            block.add({**stats, "|grad": stats["|input"]}, 1.0)
+        renew_all(blocks)
+        torch.cuda.synchronize()
+        if turn >= 2:
+            held.append(torch.cuda.memory_reserved())
+    assert max(held) <= held[0] + (64 << 20)

@@ -18,6 +18,7 @@ from ritz.errors import NumericalWarning, UnsupportedError
 from ritz.layers import Recorder
 from ritz.operators.kronecker import KFACOperator
 from ritz.optim import factors as running
+from ritz.optim import renewal
 from ritz.optim.kfac import KFAC
 from ritz.optim.passes import Pass
 
@@ -824,7 +825,7 @@ def test_on_an_accelerator_it_takes_the_steps_that_it_takes_on_a_cpu(fisher):
 def test_on_an_accelerator_eigenvectors_made_on_many_streams_are_those_made_on_one(monkeypatch, options):
     found = []
     for at_once in (1, 5):
-        monkeypatch.setitem(running._AT_ONCE, "cuda", at_once)
+        monkeypatch.setitem(renewal._AT_ONCE, "cuda", at_once)
         model = seeded(lambda: nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(96, 96), nn.Tanh())]))
         model, x, y = model.cuda(), draw(32, 96).cuda(), torch.arange(32).cuda()
         opt = KFAC(model, 0.05, 0.1, factor_every=1, inverse_every=2, tf32=False, **options)
@@ -834,6 +835,21 @@ def test_on_an_accelerator_eigenvectors_made_on_many_streams_are_those_made_on_o
             opt.step()
         found.append(weights(model).cpu())
     assert torch.allclose(*found, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["DistributedDataParallel", "_FabricModule", "DataParallel", "OptimizedModule"])
+def test_what_averages_gradients_is_looked_through_and_what_calls_a_copy_is_the_model_itself(name):
+    def forward(self, x):
+        return self.module(x)
+
+    wrapper = type(name, (nn.Module,), {"forward": forward})()
+    wrapper.module = seeded(convnet)
+    opt = KFAC(wrapper, 0.05, 0.1, factor_every=1)
+    averages = name in ("DistributedDataParallel", "_FabricModule")
+    assert all(block.startswith("module.") is not averages for block in opt.blocks)
+    F.cross_entropy(wrapper(IMAGES), LABELS).backward()
+    opt.step()
+    assert all(block.count for block in opt.blocks.values())
 
 
 # ------------------------------------------------------------------------------------------- no trace, no leak

@@ -38,7 +38,7 @@ def dense_hessian(model: torch.nn.Module, data: digits.Data) -> torch.Tensor:
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_measure_of_a_row_agrees_with_the_dense_hessian(tiny, number):
     weight_decay = TINY.weight_decays[number]
-    row = tiny.rows[f"{weight_decay:g}"]
+    row = tiny.rows[f"weight decay {weight_decay:g}"]
     model = solution(weight_decay)
     data, _ = digits.load_digits(dtype=torch.float64)
     values = torch.linalg.eigvalsh(dense_hessian(model, data))
@@ -65,7 +65,7 @@ def test_gaps_are_those_of_the_risks_and_of_counting(tiny):
     train_data, test_data = digits.load_digits(dtype=torch.float64)
     model = solution(0.0)
     risks = [ritz.Risk(model, torch.nn.CrossEntropyLoss(), data) for data in (train_data, test_data)]
-    row = tiny.rows["0"]
+    row = tiny.rows["weight decay 0"]
     assert math.isclose(row["train_loss"].value, risks[0].loss(), rel_tol=1e-12)
     assert math.isclose(row["gap_loss"].value, risks[1].loss() - risks[0].loss(), rel_tol=1e-9)
     wrong = [float((model(X).argmax(1) != y).double().mean()) for X, y in (train_data, test_data)]
@@ -77,7 +77,7 @@ def test_gaps_are_those_of_the_risks_and_of_counting(tiny):
 def test_solutions_share_their_start_their_batches_and_nothing_else(tiny):
     same, other = solution(0.0), solution(5e-2)
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), solution(0.0).parameters(), strict=True))
-    assert tiny.rows["0.05"]["weight_norm"].value < tiny.rows["0"]["weight_norm"].value
+    assert tiny.rows["weight decay 0.05"]["weight_norm"].value < tiny.rows["weight decay 0"]["weight_norm"].value
     assert not torch.equal(same[0].weight, other[0].weight)
 
 
@@ -107,7 +107,7 @@ def made_study(*rows: tuple[float, float, float], spread: float = 1e-3) -> digit
     for weight_decay, gap, norm in rows:
         exact = {key: Estimate(name=key, value=norm, exact=True) for key in digits.MEASURES}
         gaps = from_samples("gap", gap + spread * noise * (1 + weight_decay))
-        found[f"{weight_decay:g}"] = Measurement(estimates={"gap_error": gaps, "gap_loss": gaps, **exact})
+        found[f"weight decay {weight_decay:g}"] = Measurement(estimates={"gap_error": gaps, "gap_loss": gaps, **exact})
     rankings = {key: Ranking(key=key, order=(), better="lower", steps=()) for key in digits.COLUMNS}
     return digits.Study(settings=digits.Settings(), comparison=Comparison(measurements=found, rankings=rankings))
 
@@ -153,10 +153,10 @@ def test_the_files_hold_the_table_and_the_spectra(tiny, tmp_path):
     table = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert [row["weight_decay"] for row in table["rows"]] == [0.0, 5e-2]
     assert table["num_params"] == 310
-    for key, estimate in tiny.rows["0.05"].items():
+    for key, estimate in tiny.rows["weight decay 0.05"].items():
         assert table["rows"][1][key]["value"] == float(estimate.value)
         assert table["rows"][1][key]["convention"] == estimate.convention != ""
-    assert ritz.load(tmp_path / "spectrum-0.05") == tiny.rows["0.05"].spectrum
+    assert ritz.load(tmp_path / "spectrum-0.05") == tiny.rows["weight decay 0.05"].spectrum
 
 
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "num_steps", "num_probes"])

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from ritz import provenance, storage
+from ritz.nonfinite import in_numbers
 from ritz.papers import mnist_mlp
 from ritz.papers.base import Claim
 from ritz.papers.data import catalogue as data_sets
-from ritz.papers.experiment import Experiment, Outcome, Setting, numbers
+from ritz.papers.experiment import Experiment, Outcome, Setting, read_claim
 from ritz.papers.experiments import EXPERIMENTS, PAPERS, find, reproduce
 from ritz.papers.pool import train_all
 from ritz.provenance import own_commit
@@ -83,7 +84,7 @@ def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, fol
     assert written["rows"]
     assert not list(target.parent.glob("*.part"))
     if experiment.figure is not None:
-        experiment.figure(numbers(written["rows"]))
+        experiment.figure(in_numbers(written["rows"]))
 
 
 def test_every_experiment_has_a_paper_and_a_name_of_its_own():
@@ -221,8 +222,11 @@ def test_what_is_not_finite_is_written_as_json(tmp_path):
         raise AssertionError(f"{word} is no JSON")
 
     written = json.loads(target.read_text(encoding="utf8"), parse_constant=refuse)
-    assert written["rows"] == [{"seed": 0, "loss": [1.0, "inf"]}]
-    assert written["claims"][0]["measured"] == "nan"
+    assert written["rows"] == [{"seed": 0, "loss": [1.0, "Infinity"]}]
+    assert in_numbers(written["rows"]) == rows
+    assert written["claims"][0]["measured"] == "NaN"
+    for claim in (written["claims"][0], {**written["claims"][0], "measured": "nan"}):  # as older files have it
+        assert read_claim(claim).verdict == "not decidable"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

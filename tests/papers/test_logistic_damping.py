@@ -349,7 +349,9 @@ def test_runs_that_are_not_a_grid_are_refused(change, message):
 def benchmark():
     spec = importlib.util.spec_from_file_location("benchmark", ROOT / "benchmarks" / "logistic_damping.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")  # for what scripts share
+        spec.loader.exec_module(module)
     return module
 
 

@@ -366,7 +366,9 @@ def report() -> dict:
 def benchmark():
     spec = importlib.util.spec_from_file_location("mnist_mlp_benchmark", ROOT / "benchmarks" / "mnist_mlp.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")  # for what scripts share
+        spec.loader.exec_module(module)
     return module
 
 

@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from .interrupts import listening
+from .pipes import lasting
 from .specs import Common, CompareSpec, DoctorSpec, MeasureSpec, SpectrumSpec, Switch
 
 DESCRIPTION = "The curvature of a neural network's loss: measured matrix-free, with error bars, and put to use."
@@ -128,14 +129,15 @@ def _version() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command given as words, those of the process by default, and return its exit status."""
-    try:
-        with listening():
-            return _main(args)
-    except KeyboardInterrupt:  # outside the work of a command, which says what it has kept
-        from .screen import INTERRUPTED
+    with lasting():
+        try:
+            with listening():
+                return _main(args)
+        except KeyboardInterrupt:  # outside the work of a command, which says what it has kept
+            from .screen import INTERRUPTED
 
-        print("\nritz: stopped by the keyboard before there was anything to keep", file=sys.stderr)
-        return INTERRUPTED
+            print("\nritz: stopped by the keyboard before there was anything to keep", file=sys.stderr)
+            return INTERRUPTED
 
 
 def _main(args: Sequence[str] | None) -> int:

@@ -176,8 +176,8 @@ def _print(console: Console, found: "digits.Study") -> None:
         show_edge=False,
     )  # fmt: skip
     table.add_column("weight decay")
-    for weight_decay in found.rows:
-        table.add_column(weight_decay, justify="right", no_wrap=True)
+    for name in found.rows:
+        table.add_column(digits.decay_of(name), justify="right", no_wrap=True)
     errors = [float(row["train_error"].value) for row in found.rows.values()]
     table.add_row("train acc., %", *(f"{100 * (1 - error):.1f}" for error in errors))
     for key, name in digits.COLUMNS.items():

@@ -9,6 +9,7 @@ from .specs import MeasureSpec
 from .words import typed
 
 if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
     from ..measures.measure import Measurement
     from ..measures.row import Measure
     from ..measures.subject import Settings
@@ -33,7 +34,7 @@ def work(session: Session, spec: MeasureSpec) -> Answer:
     settings = Settings(num_steps=spec.num_steps, num_probes=spec.num_probes, seed=spec.seed)
     risk = session.solution(spec.weights)
     test = session.held_out(spec.test, risk)
-    init = None if spec.init is None else study.fit_weights(risk.model, study.read_weights(spec.init), spec.init)
+    init = study.start(risk, spec.init)
     identity = {"solution": study.identity_of(risk), **marks(spec, test)}
     run = session.start(risk, {} if spec.weights is None else {spec.weights.stem: spec.weights}, identity)
     if session.again:
@@ -55,34 +56,35 @@ def work(session: Session, spec: MeasureSpec) -> Answer:
         found = keeper.whole("", found)
         run.keep(measurement=found)
         if found.stop == "completed":
-            _more(session, spec, found, risk, test, init, rows, share)
+            _more(session, spec, found, risk, test, init, rows, share, state)
     session.partial(found.stop)
     return answer(run.results)
 
 
 def _more(
     session: Session, spec: MeasureSpec, found: "Measurement", risk: Any, test: Any, init: Any,
-    rows: "Sequence[Measure]", share: float,
+    rows: "Sequence[Measure]", share: float, state: "Checkpoint",
 ) -> None:  # fmt: skip
-    """What was asked for beside the measures; stopped, it is not there, and done anew when the run goes on."""
-    from .. import audit, sample_traces, stopping
+    """What was asked for beside the measures; stopped, it is not there, and gone on with when the run is."""
+    from .. import audit, sample_traces
 
     assert session.run is not None
 
     def report(text: str, part: float) -> None:
-        stopping.check()
         session.report(f"audit, {text}", share + (1 - share) * part)
 
     sized: dict[str, Any] = {"num_steps": spec.num_steps, "num_probes": spec.num_probes, "seed": spec.seed}
     if spec.audit:
         with session.optional("the audit"):
-            audited = audit(risk, test, init, measures=rows, **sized, before=found, progress=report)
-            stopping.check()
-            session.run.keep(audit=audited)
+            kept = state.within("audit")
+            session.run.keep(
+                audit=audit(risk, test, init, measures=rows, **sized, before=found, progress=report, checkpoint=kept)
+            )
     if spec.sample_traces:
         session.report("traces of samples", 1.0)
         with session.optional("the traces of samples"):
-            session.run.keep(sample_traces=sample_traces(risk, seed=spec.seed))
+            kept = state.within("sample traces")
+            session.run.keep(sample_traces=sample_traces(risk, seed=spec.seed, checkpoint=kept))
 
 
 def _share(rows: "Sequence[Measure]", settings: "Settings") -> float:

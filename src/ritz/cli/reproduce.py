@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..reading import read_json
+from . import cluster
 from .screen import DONE, INTERRUPTED, complain, counting, new_console, no_stdout
 from .words import typed
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 STYLES = {"holds": "green", "holds in direction": "cyan", "refuted": "red", "not decidable": "yellow"}
 BUDGETS = ("smoke", "short", "paper")  # from the shortest to the longest
-JOB_MINUTES, JOB_CPUS = 24 * 60, 4  # of a SLURM job; one that is cut off goes on at the next call
 
 
 def run(
@@ -44,7 +44,7 @@ def _run(
     """The command, whose results are put into a list as they come."""
     from ..papers import experiments
     from ..papers.experiment import Setting
-    from ..papers.workers import RunFailed
+    from ..workers import RunFailed
 
     console = new_console()
     if paper is None:
@@ -56,7 +56,10 @@ def _run(
         found = experiments.find(paper, item)
         made = Setting(**setting)
         if slurm is not None:
-            made = replace(made, executor=_cluster(slurm, made))
+            cluster.check()
+            if made.runs is None:
+                raise ValueError("--slurm needs --runs, a folder that all machines of the cluster see")
+            made = replace(made, executor=cluster.executor(slurm, made.runs / "slurm", made.device))
         for one in found:
             _check_target(out, one, made.budget)
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
@@ -87,22 +90,6 @@ def _check_target(out: Path, one: "experiment.Experiment", budget: str) -> None:
     if there in BUDGETS and BUDGETS.index(there) > BUDGETS.index(budget):
         path = out / one.paper / f"{one.item}.json"
         raise ValueError(f"{path} has a result of budget {there}, and this is {budget}; name another folder with --out")
-
-
-def _cluster(partition: str, setting: "experiment.Setting") -> Any:
-    """A SLURM partition, as submitit has it."""
-    try:
-        import submitit  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ValueError("--slurm needs submitit, which is not installed: pip install submitit") from error
-    if setting.runs is None:
-        raise ValueError("--slurm needs --runs, a folder that all machines of the cluster see")
-    executor = submitit.AutoExecutor(folder=setting.runs / "slurm")
-    gpus = {"gpus_per_node": 1} if setting.device.startswith("cuda") else {}
-    executor.update_parameters(
-        name="ritz", slurm_partition=partition, timeout_min=JOB_MINUTES, cpus_per_task=JOB_CPUS, **gpus
-    )
-    return executor
 
 
 def _rows(out: Path) -> list[dict[str, str]]:

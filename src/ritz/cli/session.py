@@ -104,7 +104,10 @@ class Session:
 
     def _heard_signal(self, number: int) -> None:
         """At once, from within the handler: by the system's own call, since a print may be under way."""
-        os.write(2, f"\nritz {self.command}: stopping after the product in hand; once more stops at once\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(
+                2, f"\nritz {self.command}: stopping after the product in hand; once more stops at once\n".encode()
+            )
 
     def partial(self, stop: str) -> bool:
         """Whether a result that ended so is only a part of what was asked for; then it is remembered why."""
@@ -124,10 +127,15 @@ class Session:
 
     # ------------------------------------------------------------------------------------------ what is studied
 
-    def solution(self, weights: Path | None = None, check: bool = True) -> "Risk":
-        """The user's risk, where and as it was asked for, at these weights."""
-        self.say(f"running {self.spec.risk}, which is your code")
-        risk = study.placed(self.code.risk(self.spec.risk), self.spec.device, self.spec.dtype)
+    def solution(self, weights: Path | None = None, check: bool = True, here: bool = True) -> "Risk":
+        """The user's risk, where and as it was asked for, at these weights.
+
+        Args:
+            weights: A file.
+            check: Whether to look at the whole of it.
+            here: Whether it is computed with in this process, and not only described: on the device that was asked for.
+        """
+        risk = self._made(self.spec.risk, here)
         risk = risk if weights is None else self.at(risk, weights)
         return checked(risk) if check else risk
 
@@ -135,12 +143,16 @@ class Session:
         """The same risk at weights from a file."""
         return risk.at(study.fit_weights(risk.model, study.read_weights(weights), weights))
 
-    def held_out(self, text: str | None, risk: "Risk") -> "Risk | None":
+    def _made(self, text: str, here: bool) -> "Risk":
+        """What a function of the user's returns."""
+        self.say(f"running {text}, which is your code")
+        return study.placed(self.code.risk(text), self.spec.device if here else None, self.spec.dtype)
+
+    def held_out(self, text: str | None, risk: "Risk", here: bool = True) -> "Risk | None":
         """The solution on the test data of the user's other function."""
         if text is None:
             return None
-        self.say(f"running {text}, which is your code")
-        test = study.placed(self.code.risk(text), self.spec.device, self.spec.dtype)
+        test = self._made(text, here)
         try:
             return test.at(risk.state())
         except ValueError as error:
@@ -263,7 +275,7 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
     study.Place.parse(spec.risk)
     if not -(2**63) <= spec.seed < 2**63:
         raise ValueError(f"--seed must fit into 64 bits, got {spec.seed}; 0 is as good as any")
-    with screen.reporting(console, quiet=spec.json) as show, session.code.open(), _heard(session):
+    with screen.reporting(console, quiet=spec.json) as show, session.code.open(), heard(session):
         session.show = show
         show("loading torch", 0.0)
         from ..runs import RUNS, check_folder
@@ -272,9 +284,11 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
         check_folder(RUNS / "new" if spec.out is None else spec.out)
         try:
             answer = work(session)
+            state, status = "done", answer.status
             if session.cut:
-                answer = replace(answer, status=128 + session.signal)
-            session.end("interrupted" if session.cut else "done", session.cut or "completed")
+                state, status = ("interrupted", 128 + session.signal) if session.signal else ("failed", screen.FAILED)
+            session.end(state, session.cut or "completed")
+            answer = replace(answer, status=status)
         except StoppedError as error:
             session.end("interrupted", str(error).partition(";")[0])
             raise
@@ -289,7 +303,7 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
 
 
 @contextlib.contextmanager
-def _heard(session: Session) -> Iterator[None]:
+def heard(session: Session) -> Iterator[None]:
     """Warnings as notes of the session."""
     from ..errors import NumericalWarning
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-_SCREEN = ("out", "json")  # where the answer goes, and how: no part of what a run is
+_SCREEN = ("out", "json", "workers", "slurm")  # where the answer goes, and how it is come by: no part of what a run is
 
 Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
@@ -85,6 +85,24 @@ class CompareSpec(Outcome):
 
     weights: Annotated[tuple[Path, ...], arg(metavar="FILE FILE ...")]
     """Two or more files of weights, .safetensors or .pt."""
+    workers: int = 1
+    """Solutions at a time, each in a process of its own on the same device."""
+    slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None
+    """Measure every solution as a SLURM job of this partition; needs submitit, and --out in a folder that all machines
+    see, as they must the risk and the weights."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether solutions are measured in processes of their own."""
+        return self.workers > 1 or self.slurm is not None
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is loaded."""
+        if len(self.weights) < 2:
+            given = self.weights[0] if self.weights else "no file"
+            raise ValueError(f"--weights has {given} and nothing to compare with; give two or more files after it")
+        if self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}; 1 measures one after another")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,6 +214,11 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
     return fitted
 
 
+def start(risk: "Risk", path: Path | None) -> "dict[str, Tensor] | None":
+    """The weights of a file under the names of a risk; None where there is no file."""
+    return None if path is None else fit_weights(risk.model, read_weights(path), path)
+
+
 def _without_prefix(found: "Mapping[str, Tensor]", every: Mapping[str, Any]) -> "dict[str, Tensor]":
     """Names without what DataParallel, torch.compile or Lightning put before all of them, if they are known then."""
     named = dict(found)
@@ -264,13 +269,17 @@ def placed(risk: "Risk", device: str | None, dtype: str | None) -> "Risk":
 
 def identity_of(risk: "Risk") -> dict[str, Any]:
     """Marks of weights and data, by which a run is known to be the same."""
+    return {
+        "weights": weights_mark(risk), "data": f"{risk.num_samples} samples, {data_sum(risk):.9g}",
+        "kind": risk.convention(), "device": risk.device.type,
+    }  # fmt: skip
+
+
+def data_sum(risk: "Risk") -> float:
+    """The sum of the checksums of all samples."""
     from ..batches import checksums
 
-    data = sum(float(checksums(batch).nan_to_num().sum()) for batch in risk.batches)
-    return {
-        "weights": weights_mark(risk), "data": f"{risk.num_samples} samples, {data:.9g}", "kind": risk.convention(),
-        "device": risk.device.type,
-    }  # fmt: skip
+    return sum(float(checksums(batch).nan_to_num().sum()) for batch in risk.batches)
 
 
 def weights_mark(risk: "Risk") -> str:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from ..batches import Batch
 from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
+from ..estimators.precision import ROUGH, coarse_products, compare_precisions
 from ..linearity import multi_affine
-from ..measures.audit import places_of
+from ..measures.elsewhere import places_of
 from ..measures.registry import resolve
 from ..memory import free_memory
 from ..operators.gauss_newton import GGN
@@ -210,7 +211,7 @@ class _Examination:
                 "outputs", "note", "a batch_loss: there is a Hessian, but no Gauss-Newton matrix and no margins",
                 "give loss= and forward= if the loss is a function of outputs",
             )  # fmt: skip
-        if coarse := _coarse(risk):
+        if coarse := coarse_products(risk):
             self.add(
                 "precision", "warning", f"{coarse} are in TF32, with 10 bits",
                 "torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False",
@@ -268,6 +269,17 @@ class _Examination:
                 "" if sound else "try dtype=torch.float64; if it stays, a gradient in the model is that of no function"
             )
             self.add(name, "ok" if sound else "failed", f"{text} {found:.1e}, relative", remedy)
+        self._digits(chosen)
+
+    def _digits(self, H: Hessian) -> None:
+        """Round-off that changes the matrix, and that no test of it can see, beside a product in float64."""
+        seen = compare_precisions(H, self.seed)
+        if seen is None:
+            return
+        kind = str(H.dtype).removeprefix("torch.")
+        text = f"products in {kind} are off by {seen.distance:.0e} in the first batch, beside those in float64"
+        rough = seen.distance > ROUGH
+        self.add("digits", "warning" if rough else "ok", text, seen.remedy if rough else "")
 
     def _trial(self, one: Risk, route: Any) -> Trial:
         H = Hessian(one, route)
@@ -398,16 +410,6 @@ class _Examination:
                 "route", "note", f"the {fastest.route} route is {taken / seconds:.1f} times as fast as the one taken",
                 f"plan=ritz.Plan(route={fastest.route!r}), if it is so again",
             )  # fmt: skip
-
-
-def _coarse(risk: Risk) -> str:
-    """Which products a GPU takes in TF32, as torch is set; by default convolutions are."""
-    if risk.device.type != "cuda" or risk.dtype != torch.float32:
-        return ""
-    matrices = torch.get_float32_matmul_precision() != "highest"
-    convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in risk.model.modules())
-    named = {"matrix products": matrices, "convolutions": convolutions and torch.backends.cudnn.allow_tf32}
-    return " and ".join(name for name, holds in named.items() if holds)
 
 
 def _relative(apart: Tensor, scale: Tensor) -> float:

@@ -9,12 +9,15 @@ is given unit vectors instead and found whole: its eigenvalues are exact, at no 
 import os
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..checkpoint import Checkpoint, Saved, State
+from ..fingerprints import resumable
 from ..krylov.lanczos import BREAKDOWN, Tridiagonal
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
@@ -131,6 +134,7 @@ def block_spectra(
     seed: int = 0,
     reorthogonalize: Literal["full", "none"] = "none",
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> BlockSpectra:
     """The spectra of the diagonal blocks of a matrix, all of them in `num_steps` walks over the data.
 
@@ -147,10 +151,14 @@ def block_spectra(
         reorthogonalize: "none" takes the memory of three vectors a probe; integrals stay right, and outliers are
             counted many times. "full" keeps the rows of all steps, num_steps * num_probes vectors.
         progress: Called as progress(sweeps done, sweeps in all).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
+            from there, and on a CPU ends in the same bits; once it is done, it is read back.
 
     Raises:
-        ValueError: If an argument is out of range, a glob matches nothing, or a parameter is in two groups.
+        ValueError: If an argument is out of range, a glob matches nothing, a parameter is in two groups, or the
+            checkpoint is that of another call.
         NonFiniteError: If a product is NaN or infinite, naming the batch.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before its last sweep.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -164,16 +172,23 @@ def block_spectra(
     if reorthogonalize not in ("full", "none"):
         raise ValueError(f"reorthogonalize must be 'full' or 'none', got {reorthogonalize!r}")
     blocks = block_diagonal(operator, _grouped(operator, groups))
-    run = _Run(blocks, num_steps, num_probes, seed, keep=reorthogonalize == "full")
-    for sweep in range(run.sweeps):
-        run.step(sweep)
-        if progress is not None:
-            progress(sweep + 1, run.sweeps)
-    spectra = {group: run.spectrum(number) for number, group in enumerate(blocks.groups)}
-    return BlockSpectra(
-        spectra=spectra, sweeps=run.sweeps, products=sum(s.products for s in spectra.values()), seed=seed,
-        convention=blocks.convention(),
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "groups": blocks.groups, "num_steps": num_steps, "num_probes": num_probes, "seed": seed,
+        "reorthogonalize": reorthogonalize,
+    }  # fmt: skip
+    with resumable(checkpoint, blocks, "block_spectra", settings) as saved:
+        found: BlockSpectra | None = saved.result
+        if found is None:
+            run = _Run(blocks, num_steps, num_probes, seed, keep=reorthogonalize == "full")
+            blocks.expect(run.sweeps * num_probes)
+            run.finish(saved, progress)
+            spectra = {group: run.spectrum(number) for number, group in enumerate(blocks.groups)}
+            found = BlockSpectra(
+                spectra=spectra, sweeps=run.sweeps, products=sum(s.products for s in spectra.values()), seed=seed,
+                convention=blocks.convention(),
+            )  # fmt: skip
+            saved.finish(found)
+    return found
 
 
 def _grouped(operator: Operator, groups: Groups) -> dict[str, list[str]]:
@@ -221,6 +236,38 @@ class _Run:
         self.beta: list[Tensor] = []
         self.basis: list[Tensor] | None = [] if keep else None
         self.layers = torch.empty(0)
+
+    def finish(self, saved: Saved, progress: Progress | None) -> None:
+        """All sweeps that are left; each can be the last of this process."""
+        if saved.latest is not None:
+            self._restore(saved)
+        while (done := len(self.alpha)) < self.sweeps:
+            self.step(done)
+            if progress is not None:
+                progress(done + 1, self.sweeps)
+            if done + 1 < self.sweeps:
+                saved.point(self._state)
+
+    def _state(self) -> State:
+        """What must be known to go on from here."""
+        latest = {
+            "rows": self.rows, "previous": self.previous, "scale": self.scale, "alpha": self.alpha, "beta": self.beta,
+            "layers": self.layers, "matrices": list(self.matrices.values()),
+        }  # fmt: skip
+        return latest, {_basis(step): partial(_as_is, rows) for step, rows in enumerate(self.basis or ())}
+
+    def _restore(self, saved: Saved) -> None:
+        """Go to where the saved state is, with tensors at addresses as fresh ones have them."""
+        latest, device = saved.latest or {}, self.blocks.device
+        for name in ("rows", "previous", "scale"):
+            setattr(self, name, latest[name].to(device, copy=True))
+        for name in ("alpha", "beta"):
+            setattr(self, name, [step.to(device, copy=True) for step in latest[name]])
+        self.layers = latest["layers"]
+        self.matrices = dict(zip(self.places, latest["matrices"], strict=True))
+        if self.basis is not None:
+            steps = range(len(self.alpha))
+            self.basis = [saved.settled(_basis(step)).to(device, copy=True) for step in steps]
 
     def step(self, number: int) -> None:
         """One product for all blocks."""
@@ -309,3 +356,11 @@ class _Run:
     def _divided(self, rows: Tensor, norms: Tensor) -> Tensor:
         """Each group's part over its norm; zero where the norm is zero."""
         return self._scaled(rows, torch.where(norms > 0, 1 / torch.where(norms > 0, norms, 1.0), 0.0))
+
+
+def _basis(step: int) -> str:
+    return f"rows-{step}"
+
+
+def _as_is(rows: Tensor) -> Tensor:
+    return rows

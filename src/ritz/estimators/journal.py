@@ -8,6 +8,7 @@ from torch import Tensor
 from ..checkpoint import Saved, State, Unsaved
 from ..operators.algebra import Metered
 from ..operators.base import Operator, RiskOperator
+from .walks import Walks
 
 _BLOCK = 8  # vectors multiplied between two saves where the operator has no chunk of its own
 
@@ -29,7 +30,8 @@ class Journal(Metered):
     def __init__(self, base: Operator, saved: Saved) -> None:
         super().__init__(base)
         self._saved, self._images = saved, list[Tensor]()
-        self._known = 0 if saved.latest is None else int(saved.latest["images"])
+        self._known = int((saved.latest or {}).get("images", 0))
+        self.walks = Walks(saved)  # for what is no product
         chunk = base.risk.plan.chunk if isinstance(base, RiskOperator) else _BLOCK
         self._block = chunk * max(1, _BLOCK // chunk)  # whole chunks, so that they are the same as without a pause
 

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import stopping
 from ..checkpoint import Saved, State
 from ..errors import NonFiniteError, NumericalWarning, StoppedError
 from ..krylov.head import BlockSpace, Head, find_head
-from ..krylov.lanczos import LanczosState, Reorthogonalize, Tridiagonal, extend, start
+from ..krylov.lanczos import LanczosState, Reorthogonalize, Tridiagonal, extend, start, underflows
 from ..operators.algebra import Metered
 from ..space import Shard
+from .precision import Precision, compare_precisions
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
 
@@ -25,7 +27,7 @@ LOOK = 8  # steps on an accelerator between looks at whether all is finite: each
 
 
 class BrokenError(Exception):
-    """A product of the tail was NaN or infinite."""
+    """The tail cannot be gone on with: a product was NaN or infinite, or rows are not orthonormal any more."""
 
 
 @dataclass
@@ -35,6 +37,8 @@ class KrylovRun:
     Attributes:
         head: The locked outliers; None where the mode or the budget has none, or before they are found.
         noise: Round-off of a product, relative to the largest eigenvalue; None before it is measured.
+        underflow: Whether products are too small for their precision.
+        precision: What products are off by from those in float64; None where they were not compared.
         tails: Rounds of probes that are done.
         layers: What each probe, of the round under way too, says of each parameter.
         tail: The round under way.
@@ -49,6 +53,8 @@ class KrylovRun:
     expected: int
     head: Head | None = None
     noise: float | None = None
+    underflow: bool = False
+    precision: Precision | None = None
     tails: list[Tridiagonal] = field(default_factory=list)
     layers: list[Tensor] = field(default_factory=list)
     tail: LanczosState | None = None
@@ -61,7 +67,8 @@ class KrylovRun:
         saved, latest = self.saved, self.saved.latest
         if latest is None:
             return
-        self.meter.products, self.noise = latest["products"], latest["noise"]
+        self.meter.products, self.noise, self.underflow = latest["products"], latest["noise"], latest["underflow"]
+        self.precision = Precision(*latest["precision"]) if latest["precision"] else None
         self.tails, self.layers = latest["tails"], latest["layers"]
         if latest["space"] is not None:
             size = latest["space"]["size"]
@@ -89,12 +96,14 @@ class KrylovRun:
 
     def _state(self) -> State:
         """What must be known to go on from here."""
-        if self.tail is not None and not _finite(self.tail):
+        if self.tail is not None and not _sound(self.tail):
             raise BrokenError
         tail = None if self.tail is None else dataclasses.replace(self.tail, locked=None, basis=None)
         latest = {
             "products": self.meter.products, "noise": self.noise, "tails": self.tails, "layers": self.layers,
-            "tail": tail, "space": None if self._space is None else self._space.state(),
+            "underflow": self.underflow, "tail": tail,
+            "precision": dataclasses.astuple(self.precision) if self.precision else None,
+            "space": None if self._space is None else self._space.state(),
         }  # fmt: skip
         return latest, dict(self._settled())
 
@@ -151,9 +160,15 @@ class KrylovRun:
         x = x / x.norm()
         y = x.flip(-1) if self.locked is None else self.shard.whole(self.locked[:1])
         image = self.meter.rows(torch.cat([x, y, x + y]))
+        self.underflow = underflows(image)
         scale = image[:2].norm(dim=1).max()
         eps = torch.finfo(x.dtype).eps
         self.noise = max(float((image[2] - image[0] - image[1]).norm() / scale), eps) if scale else 0.0
+
+    def compare_precisions(self) -> None:
+        """What no product by itself can tell: how far it is from that in float64."""
+        if self.precision is None:
+            self.precision = compare_precisions(self.meter.base, self.seed)
 
     # --------------------------------------------------------------------------------------------- the tail
 
@@ -164,7 +179,7 @@ class KrylovRun:
 
         Raises:
             StoppedError: If the run is to stop before the last step.
-            BrokenError: If a product is NaN or infinite.
+            BrokenError: If a product is NaN or infinite, or the rows of "full" are not orthonormal any more.
         """
         head, locked = self.head, self.locked
         left = self.meter.dim - (len(locked) if locked is not None else 0)
@@ -181,7 +196,7 @@ class KrylovRun:
         def keep(state: LanczosState) -> None:
             self.tail = state
             looks = state.rows.device.type == "cpu" or state.num_steps % LOOK == 0
-            if looks and not _finite(state, last=LOOK):
+            if looks and not _sound(state, last=LOOK):
                 raise BrokenError
             try:
                 self.saved.point(self._state)
@@ -197,7 +212,7 @@ class KrylovRun:
             self.tail = start(rows, locked=locked, world=self.meter.world, **options)
         if more := num_steps - self.tail.num_steps:
             self.tail = extend(self.meter, self.tail, more, observe=observe, checkpoint=keep)
-        if not _finite(self.tail):
+        if not _sound(self.tail):
             raise BrokenError
         self.tails.append(self.tail.tridiagonal())
         self.tail = None
@@ -205,26 +220,26 @@ class KrylovRun:
     def cut(self, num_steps: int, error: StoppedError | BrokenError) -> str:
         """Take what there is for the result, and say why it is not more.
 
-        The round under way is taken as far as its numbers are finite; but where rounds before it are done, of which
-        each has all steps, it is left out.
+        The round under way is taken as far as its numbers are sound; but where rounds before it are done, of which each
+        has all steps, it is left out.
 
         Raises:
             StoppedError, NonFiniteError: If there is nothing.
         """
         broken = isinstance(error, BrokenError)
-        steps = 0 if self.tail is None else _finite_steps(self.tail)
-        why = _why(self.meter) if broken else str(error).partition(";")[0]
+        steps = 0 if self.tail is None else _sound_steps(self.tail)
+        lost = broken and self.tail is not None and bool(self.tail.lost()[: steps + 1].any())
+        reason = stopping.LOST_ORTHOGONALITY if lost else "not finite" if broken else str(error).partition(";")[0]
+        why = stopping.remedy(reason) if lost or not broken else _why(self.meter)
         if not steps and not self.tails:
             raise NonFiniteError(why) if broken else error
-        at = f"at step {steps + 1}" if broken else f"after {steps}"
-        text = f"{'not finite ' + at if broken else why + ' ' + at} of {num_steps} steps"
+        text = f"{reason} {f'at step {steps + 1}' if broken else f'after {steps}'} of {num_steps} steps"
         if self.tails:
             text += f" of round {len(self.tails) + 1}"
             self.layers = self.layers[: len(self.tails)]
         else:
             assert self.tail is not None
-            cut = dataclasses.replace(self.tail, alpha=self.tail.alpha[:, :steps], beta=self.tail.beta[:, :steps])
-            self.tails = [cut.tridiagonal()]
+            self.tails = [self.tail.first(steps).tridiagonal()]
         if broken:
             text += f": {why}"
             warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=5)
@@ -255,16 +270,19 @@ def _basis(round_: int, step: int) -> str:
     return f"rows-{round_}-{step}"
 
 
-def _finite(state: LanczosState, last: int | None = None) -> bool:
-    """Whether all numbers, or those of the last steps, are finite."""
-    some = slice(None) if last is None else slice(-last, None)
-    return bool(state.alpha[:, some].isfinite().all() & state.beta[:, some].isfinite().all())
+def _sound(state: LanczosState, last: int = 0) -> bool:
+    """Whether the numbers of all steps, or of the last, are finite and of orthonormal rows; waits for the device."""
+    return bool(_soundness(state)[-last:].all())
 
 
-def _finite_steps(state: LanczosState) -> int:
-    """Steps before the first number that is not finite."""
-    fine = (state.alpha.isfinite() & state.beta.isfinite()).all(0).cpu()
-    return int(fine.int().cumprod(0).sum())
+def _sound_steps(state: LanczosState) -> int:
+    """Steps before the first that is not."""
+    return int(_soundness(state).int().cumprod(0).sum())
+
+
+def _soundness(state: LanczosState) -> Tensor:
+    """Step by step, (m,)."""
+    return (state.alpha.isfinite() & state.beta.isfinite()).all(0) & ~state.lost()
 
 
 def _why(meter: Metered) -> str:

@@ -7,7 +7,9 @@ order P,
 
 (stochastic Lanczos quadrature; Ubaru, Chen and Saad 2017; theorem 3 of seed 001). For f(t) = t and t^2 the split is
 exact however good the locked pairs are. The spread over probes is the sampling error; what they have in common, the
-depth of the quadrature and the coupling of head and tail, is a bracket.
+depth of the quadrature and the coupling of head and tail, is a bracket. So is what the products themselves are off by
+(`estimators.precision`), where that is more than round-off: the run then saw H + E in the place of H, with ||E|| at
+most `rounding`, and every number is bracketed by how far E may move it.
 """
 
 import math
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from ..errors import IndefiniteError, NumericalWarning
 from ..intervals import ChiSquare, Exact, IntervalRule, Magnitude, RandomStart, StudentT, matched_dof
 from ..krylov.lanczos import Tridiagonal
 from ..krylov.quadrature import Quadrature
@@ -53,6 +55,8 @@ class Spectrum:
         positive: Whether the matrix is positive semi-definite by construction.
         noise: Relative round-off of one product.
         products, seed, stop, convention: See `Estimate`.
+        rounding: By how much products in the precision of the run may move an eigenvalue; 0 where it is round-off.
+        trace_rounding: By how much they may move the trace, of the whole or of one parameter.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -75,6 +79,8 @@ class Spectrum:
     seed: int
     stop: str
     convention: str
+    rounding: float = 0.0
+    trace_rounding: float = 0.0
 
     # ------------------------------------------------------------------------------------------- moments
 
@@ -82,7 +88,10 @@ class Spectrum:
     def trace(self) -> Estimate:
         """Tr H; `parts` are the traces of the diagonal blocks of single parameters, from the same products."""
         parts = self._parts("trace", self.layer_samples[0], "trace of the diagonal block of one parameter")
-        return self._average("trace", lambda t: t, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts)
+        return self._average(
+            "trace", lambda t: t, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts,
+            slack=self.trace_rounding,
+        )  # fmt: skip
 
     def moment(self, k: int) -> Estimate:
         """Tr H^k, free of depth error up to k = 2 m - 1.
@@ -101,12 +110,28 @@ class Spectrum:
             head += 2 * float(self.head_residuals.square().sum())
             parts = self._parts("squared norm", self.layer_samples[1], "squared norm of the rows of one parameter")
             return self._average(
-                "moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts
-            )
+                "moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts,
+                slack=self._moved_power(2),
+            )  # fmt: skip
         # second order in the coupling E: |Tr H^k - Tr (H - E)^k| <= k (k - 1) / 2 ||H||^(k-2) ||E||_F^2
         bound = float(self.spectral_norm.value) + self.coupling
-        slack = k * (k - 1) / 2 * bound ** (k - 2) * 2 * float(self.head_residuals.square().sum())
-        return self._average(f"moment {k}", lambda t: t**k, head, f"Tr H^{k}", slack=(slack, slack))
+        coupled = 0.0 if self.tail is None else float(self.head_residuals.square().sum())
+        slack = k * (k - 1) * bound ** (k - 2) * coupled
+        return self._average(f"moment {k}", lambda t: t**k, head, f"Tr H^{k}", slack=slack + self._moved_power(k))
+
+    def _moved_power(self, k: int) -> float:
+        """|Tr (H + E)^k - Tr H^k| <= k (||H|| + ||E||)^(k-2) (||H||_F + ||E||_F) ||E||_F, for k at least 2."""
+        if not self.rounding:
+            return 0.0
+        size, norm = self._root_of_square() + self.rounding, float(self.spectral_norm.value) + self.rounding
+        return k * norm ** (k - 2) * size * self.rounding
+
+    def _root_of_square(self) -> float:
+        """||H||_F, the value alone."""
+        square = float((self.head.square() + 2 * self.head_residuals.square()).sum())
+        if self.tail is not None:
+            square += float(self._tail_samples(torch.square).mean())
+        return math.sqrt(max(square, 0.0))
 
     @property
     def frobenius_norm(self) -> Estimate:
@@ -114,9 +139,10 @@ class Spectrum:
         square = self.moment(2)
         value = math.sqrt(max(float(square.value), 0.0))
         stderr = float(square.stderr) / (2 * value) if value else 0.0
+        bracket = (max(value - self.rounding, 0.0), value + self.rounding) if self.rounding else None
         return Estimate(
             name="Frobenius norm", value=value, stderr=stderr, samples=square.samples, power=0.5, exact=square.exact,
-            rule=square.rule, **self._cost("||H||_F, not squared"),
+            bracket=bracket, rule=square.rule, **self._cost("||H||_F, not squared"),
         )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------- extremes
@@ -137,6 +163,8 @@ class Spectrum:
         low, high = self.lambda_min, self.lambda_max
         top = high if float(high.value) >= -float(low.value) else low
         ends = sorted(abs(float(end)) for end in top.bracket) if top.bracket else None
+        if top.bracket and float(top.bracket[0]) < 0 < float(top.bracket[1]):
+            ends = [0.0, max(ends or [0.0])]
         both = isinstance(low.rule, RandomStart) and isinstance(high.rule, RandomStart)
         rule = Magnitude(low.rule, high.rule) if both else Exact()  # type: ignore[arg-type]
         return Estimate(
@@ -150,7 +178,7 @@ class Spectrum:
         sign = 1.0 if largest else -1.0
         if self.tail is None:
             value = float(self.head.max() if largest else self.head.min())
-            return Estimate(name=name, value=value, exact=True, **cost)
+            return Estimate(name=name, value=value, bracket=self._around(value), exact=True, **cost)
         tail = self.tail.extremes()
         ritz = tail.largest if largest else tail.smallest
         residuals = tail.largest_residual if largest else tail.smallest_residual
@@ -164,9 +192,10 @@ class Spectrum:
         rule = RandomStart(
             dim=self.dim - len(self.head), num_steps=self.num_steps, num_probes=self.num_probes,
             spread=float(tail.largest.max() - tail.smallest.min()), reach=found[0][0],
-            locked=max(locked) if largest else min(locked), slack=self.coupling, largest=largest,
+            locked=max(locked) if largest else min(locked), slack=self.coupling + self.rounding, largest=largest,
         )  # fmt: skip
-        bracket = (value, value + residual) if largest else (value - residual, value)
+        low, high = (value, value + residual) if largest else (value - residual, value)
+        bracket = (low - self.rounding, high + self.rounding)
         return Estimate(name=name, value=value, bracket=bracket, rule=rule, **cost)
 
     # --------------------------------------------------------------------------------- functions and masses
@@ -177,13 +206,14 @@ class Spectrum:
         head = float(self.head.clamp(max=0).sum())
         text = "sum of negative eigenvalues"
         if self.tail is None:
-            return self._average("negative trace", _negative, head, text)
+            return self._average("negative trace", _negative, head, text, slack=self._nuclear_rounding())
         samples = self._tail_samples(_negative)
         low, high = self._negative_bounds(self.tail)
         # min(t, 0) is concave, so leaving the coupling out can only raise its trace; by |r|^2 / |theta| to second order
         slack = float((self.head_residuals.square() / self.head.abs().clamp(min=1e-300)).sum())
+        moved = self._nuclear_rounding()
         return self._bracketed(
-            "negative trace", samples, low, high, (head - slack, head), text, support=(-math.inf, 0.0)
+            "negative trace", samples, low - moved, high + moved, (head - slack, head), text, support=(-math.inf, 0.0)
         )
 
     def mass(self, below: float) -> Estimate:
@@ -197,15 +227,15 @@ class Spectrum:
         if math.isinf(below):
             return Estimate(name="mass", value=float(below > 0), exact=True, **self._cost(text))
         # round-off decides on which side of the level an eigenvalue at it comes to lie
-        near = 64 * self.noise * float(self.spectral_norm.value)
+        near = 64 * self.noise * float(self.spectral_norm.value) + self.rounding
         if self.tail is None:
             under, over = (float((self.head <= below + side * near).double().mean()) for side in (-1, 1))
             bracket = (under, over) if under < over else None
             return Estimate(name="mass", value=over, bracket=bracket, exact=under == over, **self._cost(text))
         share = (self.dim - len(self.head)) / self.dim
         # by Weyl no eigenvalue of H is further than the coupling from one of the split matrix
-        low = self.tail.mass_bounds(below - self.coupling)[0] * share
-        high = self.tail.mass_bounds(below + self.coupling)[1] * share
+        low = self.tail.mass_bounds(below - self.coupling - self.rounding)[0] * share
+        high = self.tail.mass_bounds(below + self.coupling + self.rounding)[1] * share
         reach = self.coupling + near
         outliers = [float((self.head <= below + side * reach).sum()) / self.dim for side in (-1, 1)]
         return self._bracketed("mass", (low + high) / 2, low, high, outliers, text, support=(0.0, 1.0))
@@ -216,7 +246,8 @@ class Spectrum:
         The error of a short quadrature is the same for every probe, so their spread cannot see it; the bracket does.
 
         Raises:
-            ValueError: If the shift does not make the matrix positive, or drowns in the round-off of the products.
+            IndefiniteError: If the shift does not make the matrix positive; its `partial` is this spectrum.
+            ValueError: If the shift drowns in the round-off of the products.
         """
         floor = self._check_shift(shift)
 
@@ -225,11 +256,13 @@ class Spectrum:
 
         text = f"log det(H + {shift:g} I), natural logarithm"
         head = float((self.head + shift).log().sum())
+        moved = self._nuclear_rounding() / (floor + shift)  # the derivative is (H + s)^-1
         if self.tail is None:
-            return Estimate(name="log-determinant", value=head, exact=True, **self._cost(text))
+            bracket = self._around(head, moved)
+            return Estimate(name="log-determinant", value=head, bracket=bracket, exact=True, **self._cost(text))
         low, high = (side * (self.dim - len(self.head)) for side in self.tail.bounds(log, floor))
         slack = self._lost_volume(shift, floor)
-        return self._bracketed("log-determinant", high, low, high, (head - slack, head), text)
+        return self._bracketed("log-determinant", high, low - moved, high + moved, (head - slack, head), text)
 
     def _lost_volume(self, shift: float, floor: float) -> float:
         """By how much leaving the coupling R out may raise log det(H + shift I): Fischer's inequality says it does.
@@ -250,7 +283,7 @@ class Spectrum:
         Also called the effective dimension. It lies between 0 and the rank of a positive matrix.
 
         Raises:
-            ValueError: As `logdet` does.
+            IndefiniteError, ValueError: As `logdet` does.
         """
         floor = self._check_shift(shift)
 
@@ -259,15 +292,18 @@ class Spectrum:
 
         text = f"Tr H (H + {shift:g} I)^-1"
         head = float(share(self.head).sum())
+        moved = self._nuclear_rounding() * shift / (floor + shift) ** 2  # the derivative is s (H + s)^-2
         if self.tail is None:
-            return Estimate(name="soft rank", value=head, exact=True, **self._cost(text))
+            bracket = self._around(head, moved)
+            return Estimate(name="soft rank", value=head, bracket=bracket, exact=True, **self._cost(text))
         low, high = (side * (self.dim - len(self.head)) for side in self.tail.bounds(share, floor))
         # leaving the coupling E out can only raise it, by at most s |(H + s)^-1| |E (D + s)^-1|_F^2, D without E; and,
         # as E has as many negative eigenvalues as locked pairs and the function is below 1, by less than their number
         least = floor + shift
         lost = (self.head_residuals.square() * ((self.head + shift) ** -2 + least**-2)).sum()
         slack = min(float(lost) * shift / least, float(len(self.head)) if self.positive else math.inf)
-        return self._bracketed("soft rank", high, low, high, (head - slack, head), text, support=(-math.inf, self.dim))
+        ends = low - moved, high + moved
+        return self._bracketed("soft rank", high, *ends, (head - slack, head), text, support=(-math.inf, self.dim))
 
     def density(self, grid: Tensor | None = None, width: float | None = None) -> Estimate:
         """The spectral density on a grid, smoothed by a normal kernel of standard deviation `width`.
@@ -295,7 +331,12 @@ class Spectrum:
         head = _smooth(grid, width, self.head, torch.full_like(self.head, 1 / self.dim))
         text = f"smoothed by a normal kernel of width {width:g}, pointwise"
         if self.tail is None:
-            return Estimate(name="density", value=head, stderr=torch.zeros_like(head), exact=True, **self._cost(text))
+            moved = self._moved_density(grid, width)
+            bracket = ((head - moved).clamp(min=0), head + moved) if self.rounding else None
+            return Estimate(
+                name="density", value=head, stderr=torch.zeros_like(head), bracket=bracket, exact=True,
+                **self._cost(text),
+            )  # fmt: skip
         left = self.dim - len(self.head)
         rules = [self._gauss, self.tail.radau(high), self.tail.radau(low)]
         curves = [left / self.dim * _smooth(grid, width, rule.nodes, rule.weights) for rule in rules]  # (K, grid)
@@ -304,6 +345,7 @@ class Spectrum:
         # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value by up to its residual
         depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
         depth = depth + _smooth(grid, width, self.head, self.head_residuals / self.dim, slope=True)
+        depth = depth + self._moved_density(grid, width)
         value = head + samples
         stderr = torch.full_like(value, math.nan)  # of one probe nothing is known
         if self.num_probes > 1:
@@ -396,6 +438,33 @@ class Spectrum:
         lines = [str(e) for e in (self.trace, self.frobenius_norm, self.lambda_max, self.lambda_min)]
         return "\n".join([f"spectrum of a matrix of order {self.dim}: {self.convention}", *lines])
 
+    # --------------------------------------------------------------------------------------------- rounding
+
+    def _around(self, value: float, moved: float | None = None) -> tuple[float, float] | None:
+        """What a number that is known but for the products is bracketed by; None where they are right."""
+        moved = self.rounding if moved is None else moved
+        return (value - moved, value + moved) if moved else None
+
+    def _nuclear_rounding(self) -> float:
+        """||E||_*, by which a sum over eigenvalues of a function of slope 1 may move.
+
+        Two probes do not see how many eigenvalues E has: they are taken to be spread as those of H are, by ||H||_* over
+        ||H||_F. They may be wider spread; against that `rounding` is several times the norm that is expected.
+        """
+        if not self.rounding:
+            return 0.0
+        size = float(self.head.abs().sum())
+        if self.tail is not None:
+            size += float(self._tail_samples(torch.abs).mean())
+        return self.rounding * size / (self._root_of_square() or 1.0)
+
+    def _moved_density(self, grid: Tensor, width: float) -> Tensor:
+        """How much the smoothed density changes where every eigenvalue moves by `rounding`."""
+        if not self.rounding:
+            return torch.zeros_like(grid)
+        nodes, weights = self._measure()
+        return _smooth(grid, width, nodes, self.rounding * weights, slope=True)
+
     # --------------------------------------------------------------------------------------------- within
 
     def _cost(self, text: str) -> dict[str, Any]:
@@ -412,10 +481,14 @@ class Spectrum:
     def _parts(self, name: str, samples: Tensor, text: str) -> dict[str, Estimate]:
         """One estimate for each parameter, from samples (K, len(layers))."""
         exact: dict[str, Any] = {"exact": True, "rule": Exact(), "stderr": 0.0} if self.tail is None else {}
+        moved = self.trace_rounding if name == "trace" else self._moved_power(2)
         return {
-            layer: replace(from_samples(f"{name} of {layer}", column, **self._cost(text)), **exact)
+            layer: replace(
+                from_samples(f"{name} of {layer}", column, **self._cost(text)),
+                bracket=self._around(float(column.mean()), moved), **exact,
+            )
             for layer, column in zip(self.layers, samples.T, strict=True)
-        }
+        }  # fmt: skip
 
     def _tail_samples(self, f: Callable[[Tensor], Tensor]) -> Tensor:
         """(P - r) v' f(QHQ) v for each unit probe v, (K,)."""
@@ -430,15 +503,15 @@ class Spectrum:
         head: float,
         text: str,
         *,
-        slack: tuple[float, float] = (0.0, 0.0),
+        slack: float = 0.0,
         **fields: Any,
     ) -> Estimate:
-        """The head's part plus the mean over probes; `slack` is what the coupling may add below and above."""
+        """The head's part plus the mean over probes; `slack` is what coupling and rounding may add or take."""
         if self.tail is None:
-            return Estimate(name=name, value=head, exact=True, **self._cost(text), **fields)
+            bracket = self._around(head, slack)
+            return Estimate(name=name, value=head, bracket=bracket, exact=True, **self._cost(text), **fields)
         samples = self._tail_samples(f)
-        value = head + float(samples.mean())
-        bracket = (value - slack[0], value + slack[1]) if any(slack) else None
+        bracket = self._around(head + float(samples.mean()), slack)
         rule = self._rule(f, samples)
         return from_samples(name, samples, offset=head, bracket=bracket, rule=rule, **self._cost(text), **fields)
 
@@ -484,11 +557,13 @@ class Spectrum:
         if not shift > 0:
             raise ValueError(f"shift must be positive, got {shift}")
         if floor + shift <= 0:
-            raise ValueError(
+            error = IndefiniteError(
                 f"the matrix is indefinite, eigenvalues reach down to {floor:.3g}, and log det of H + {shift:g} I does "
                 f"not exist; take a shift above {-floor:.3g}, or a positive matrix such as ritz.GGN"
             )
-        least = NOISE_MARGIN * self.noise * float(self.spectral_norm.value)
+            error.partial = self  # the run is not lost
+            raise error
+        least = NOISE_MARGIN * max(self.noise * float(self.spectral_norm.value), self.rounding)
         if shift < least:
             raise ValueError(
                 f"shift {shift:g} drowns in the round-off of the products; take at least {least:.2g}, or "

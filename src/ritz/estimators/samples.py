@@ -10,6 +10,7 @@ Tr H_i, and one product gives it for every sample of a batch.
 """
 
 import math
+import os
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batch
+from ..checkpoint import Checkpoint, Unsaved
 from ..errors import NonFiniteError, UnsupportedError
+from ..fingerprints import resumable
 from ..intervals import Exact, StudentT
 from ..linearity import multi_affine
 from ..losses import Loss
@@ -29,10 +32,20 @@ from ..operators.noise import BatchNoise
 from ..reducers import Concat, Mean
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
-from .squares import SquaredGradients, item_by_item, item_gradients, num_items, refuse_rows, sample_weights
+from .squares import (
+    SquaredGradients,
+    fitting_pieces,
+    item_by_item,
+    item_gradients,
+    num_items,
+    refuse_rows,
+    sample_weights,
+)
+from .walks import Walks
 
 Method = Literal["auto", "exact", "probes"]
 
+_STACK = 2  # cotangents pulled back at once, in chunks: a tangent of a product holds twice the activations
 _WORTH = 4  # one forward-over-forward probe costs about as much as this many backward passes
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference of two products that count as the same
 
@@ -44,6 +57,7 @@ def sample_traces(
     num_probes: int = 16,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Estimate:
     """Tr H_i, the trace of the Hessian of each sample's own loss, for all N samples in data order.
 
@@ -57,8 +71,12 @@ def sample_traces(
         num_probes: Random sign vectors, common to all samples, so errors of different samples are not independent.
         seed: Of the probes.
         progress: Called with (batches done, 0).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which what the batches gave is kept: after a kill the same call
+            goes on, and on a CPU ends in the same bits.
 
     Raises:
+        ValueError: If an argument is wrong, or the checkpoint is that of another call.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before the last batch.
         UnsupportedError: For BatchNorm in train mode, a `batch_loss` risk or a shuffling loader, where a sample has no
             trace or no place; and for "exact" where the network is not multi-affine.
 
@@ -83,13 +101,23 @@ def sample_traces(
             "data=list(loader), or switch shuffling off"
         )
     risk.check()
+    why_not = None
     if method != "probes":
         why_not = _not_exact(risk, math.inf if method == "exact" else _WORTH * num_probes)
-        if why_not is None:
-            return _exact_samples(risk, progress)
-        if method == "exact":
+        if why_not is not None and method == "exact":
             raise UnsupportedError(f"no exact sample traces: {why_not}; use method='probes'")
-    return _probed_samples(risk, num_probes, seed, progress)
+    exact = method != "probes" and why_not is None
+    settings = {"exact": exact, "num_probes": num_probes, "seed": seed}
+    with resumable(checkpoint, risk, "sample_traces", settings) as saved:
+        found: Estimate | None = saved.result
+        if found is None:
+            walks = Walks(saved)
+            found = (
+                _exact_samples(risk, walks, progress) if exact
+                else _probed_samples(risk, num_probes, seed, walks, progress)
+            )  # fmt: skip
+            saved.finish(found)
+    return found
 
 
 def _refuse_coupled(risk: Risk) -> Loss:
@@ -126,16 +154,21 @@ def _not_exact(risk: Risk, most_roots: float) -> str | None:
     return f"it would take {num} backward passes" if num > most_roots else None
 
 
-def _exact_samples(risk: Risk, progress: Progress | None) -> Estimate:
+def _exact_samples(risk: Risk, walks: Walks, progress: Progress | None) -> Estimate:
     loss, squares, num = risk.output_loss, SquaredGradients(risk), _num_roots(risk)
+    stack = _even(num, _STACK * risk.plan.chunk)
 
-    def traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        found, out = squares(params, batch, lambda out: loss.roots(out, batch.data, _even(num, risk.plan.chunk)))
+    def piece_traces(params: Params, batch: Batch) -> Tensor:
+        found, out = squares(params, batch, lambda out: loss.roots(out, batch.data, stack))
         weight = sample_weights(loss, out, batch).double()
         own = torch.where(weight != 0, found.sum(1) / weight.where(weight != 0, 1.0), 0.0)
-        return torch.stack([own, weight], dim=1), weight.sum()
+        return torch.stack([own, weight], dim=1)
 
-    value, weight = risk.fold(traces, Concat(), progress=progress).cpu().unbind(1)
+    def traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        columns = torch.cat([piece_traces(params, own) for own in fitting_pieces(risk, params, batch, stack)])
+        return columns, columns[:, 1].sum()
+
+    value, weight = walks.fold(risk, traces, Concat(), progress).cpu().unbind(1)
     _refuse_non_finite(value)
     how = f"exact, {num} backward passes"
     zero = torch.zeros_like(value)
@@ -145,15 +178,17 @@ def _exact_samples(risk: Risk, progress: Progress | None) -> Estimate:
     )  # fmt: skip
 
 
-def _probed_samples(risk: Risk, num_probes: int, seed: int, progress: Progress | None) -> Estimate:
+def _probed_samples(risk: Risk, num_probes: int, seed: int, walks: Walks, progress: Progress | None) -> Estimate:
     products = _SampleProducts(risk)
     rows = risk.space.probes(range(num_probes), seed, dtype=risk.dtype, device=risk.device)
+    with risk.session():  # by the first batch, wherever the walk is gone on with, and on all ranks
+        products.settle(risk.params(), next(iter(risk.batches)), rows[:1])
 
     def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = sample_weights(risk.output_loss, risk.output(params, batch), batch)
         return torch.cat([products(params, batch, rows).T, weight[:, None]], dim=1).double(), weight.sum()
 
-    columns: Tensor = risk.fold(forms, Concat(), progress=progress).cpu()  # (N, probes + 1)
+    columns: Tensor = walks.fold(risk, forms, Concat(), progress).cpu()  # (N, probes + 1)
     samples, weight = columns[:, :-1].T.contiguous(), columns[:, -1]
     _refuse_non_finite(samples.sum(0))
     spread = samples.std(0) if num_probes > 1 else torch.full_like(weight, math.nan)
@@ -198,10 +233,12 @@ class _SampleProducts:
         self.risk = risk
 
     def __call__(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
-        if self.route not in ("forward", "reverse"):
-            self.route = self._choose(params, batch, rows[:1])
         by = self._forward if self.route == "forward" else self._reverse
         return torch.cat([by(params, batch, part) for part in rows.split(self.risk.plan.chunk)])
+
+    def settle(self, params: Params, batch: Batch, row: Tensor) -> None:
+        """Choose a route, by one batch; to be called inside `session`."""
+        self.route = self._choose(params, batch, row)
 
     def _losses(self, params: Params, batch: Batch) -> Tensor:
         """Each sample's own loss, (size,)."""
@@ -273,11 +310,12 @@ def _dot(a: Iterable[Tensor], b: Iterable[Tensor]) -> Tensor:
 # ------------------------------------------------------------------------------------------- exact traces
 
 
-def exact_trace(operator: Operator) -> tuple[float, dict[str, float]]:
+def exact_trace(operator: Operator, walks: Walks | None = None) -> tuple[float, dict[str, float]]:
     """The trace without probes, by squared norms of backward passes; and its parts, parameter by parameter.
 
     It exists for the GGN and the Fishers of any network, for the Hessian of a multi-affine one, and for blocks, sums,
-    multiples and shifts of these. A part is the trace of the diagonal block of one parameter.
+    multiples and shifts of these. A part is the trace of the diagonal block of one parameter. `walks` keeps what the
+    batches gave.
 
     Raises:
         UnsupportedError: Where there is no such form; the message says why.
@@ -288,27 +326,28 @@ def exact_trace(operator: Operator) -> tuple[float, dict[str, float]]:
         >>> exact_trace(ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), (X, y))))  # 2 (||X||^2 / N + 1)
         (16.0, {'weight': 14.0, 'bias': 2.0})
     """
-    parts = _parts(operator)
+    parts = _parts(operator, walks or Walks(Unsaved(operator.world)))
     return math.fsum(parts.values()), parts
 
 
-def _parts(operator: Operator) -> dict[str, float]:
+def _parts(operator: Operator, walks: Walks) -> dict[str, float]:
     """Traces of the diagonal blocks, by parameter name."""
     if isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
-        return _risk_parts(operator)
+        return _risk_parts(operator, walks)
     if isinstance(operator, GradientCovariance):
         mean = operator.space.segment(operator.risk.gradient()[None].double().square())[0].tolist()
-        return {name: part - square for (name, part), square in zip(_parts(operator.base).items(), mean, strict=True)}
+        parts = _parts(operator.base, walks)
+        return {name: part - square for (name, part), square in zip(parts.items(), mean, strict=True)}
     if isinstance(operator, Scaled):
-        return {name: operator.factor * part for name, part in _parts(operator.base).items()}
+        return {name: operator.factor * part for name, part in _parts(operator.base, walks).items()}
     if isinstance(operator, Shifted):
         sizes = dict(zip(operator.space.names, operator.space.sizes, strict=True))
-        return {name: part + operator.shift * sizes[name] for name, part in _parts(operator.base).items()}
+        return {name: part + operator.shift * sizes[name] for name, part in _parts(operator.base, walks).items()}
     if isinstance(operator, Sum):
-        right = _parts(operator.right)
-        return {name: part + right[name] for name, part in _parts(operator.base).items()}
+        right = _parts(operator.right, walks)
+        return {name: part + right[name] for name, part in _parts(operator.base, walks).items()}
     if isinstance(operator, Block | Metered | BatchNoise):
-        parts = _parts(operator.base)
+        parts = _parts(operator.base, walks)
         return {name: parts[name] for name in operator.space.names}
     raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}; use probes")
 
@@ -346,12 +385,12 @@ def _cost(operator: Operator) -> int:
     return draws * num_items(risk.output_loss, out, batch)
 
 
-def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> dict[str, float]:
+def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher, walks: Walks) -> dict[str, float]:
     risk = operator.risk
     loss = _refuse_inexact(operator)
     risk.check()
     squares = SquaredGradients(risk)
-    chunk = _even(_num_roots(risk), risk.plan.chunk) if isinstance(operator, Hessian | GGN) else risk.plan.chunk
+    chunk = _even(_cost(operator), _STACK * risk.plan.chunk)
 
     def stacks(out: Tensor, batch: Batch) -> Iterable[Tensor]:
         if isinstance(operator, Hessian | GGN):
@@ -362,11 +401,16 @@ def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> dict[str,
             own = item_gradients(loss, out, batch)[None]
         return item_by_item(loss, own, out, batch, chunk)
 
-    def totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    def piece_totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         found, out = squares(params, batch, lambda out: stacks(out, batch))
         return found.sum(0), loss.weight(out, batch.data)
 
-    parts: Tensor = risk.fold(totals, Mean())
+    def totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        pieces = [piece_totals(params, own) for own in fitting_pieces(risk, params, batch, chunk)]
+        squared, weight = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
+        return squared, weight
+
+    parts: Tensor = walks.fold(risk, totals, Mean())
     return dict(zip(risk.names, parts.tolist(), strict=True))
 
 

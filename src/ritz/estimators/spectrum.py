@@ -6,13 +6,15 @@ run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos
 
 import math
 import os
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 
+from .. import stopping
 from ..checkpoint import Checkpoint
-from ..errors import StoppedError
+from ..errors import NumericalWarning, StoppedError
 from ..fingerprints import resumable
 from ..krylov.head import Head
 from ..krylov.lanczos import Reorthogonalize, Tridiagonal
@@ -62,7 +64,9 @@ def spectrum(
         StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a later product is NaN or infinite: the steps before it are returned, and `stop` says why.
+        NumericalWarning: If a later product is NaN or infinite, or rows of "full" lose their orthogonality: the steps
+            before are returned. If products underflow, or a matrix that is positive by construction turns out not to
+            be; `stop` says why. If products are far from those in float64: intervals are then widened by that.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -92,16 +96,20 @@ def spectrum(
             return saved.result  # type: ignore[no-any-return]
         run = KrylovRun(Metered(operator), saved, seed, reorthogonalize, offload, progress, budget.total)
         run.restore(budget.head_steps)
+        operator.expect(max(0, budget.total - run.meter.products))
         run.find_head(budget.head_steps)
         if run.head is not None and run.head.complete:
+            run.compare_precisions()
             found = _complete(operator, run.head, run)
         else:
             steps = min(budget.num_steps, operator.dim - (len(run.head.values) if run.head else 0))
             try:
                 run.measure_noise()
+                run.compare_precisions()
                 found = _sampled(operator, run, budget.num_probes, steps, products, tol)
             except (StoppedError, BrokenError) as error:
-                return _assemble(operator, run, run.cut(steps, error))
+                return _rounded(operator, run, _assemble(operator, run, run.cut(steps, error)))
+        found = _judged(run, _rounded(operator, run, found))
         saved.finish(found)
         return found
 
@@ -187,6 +195,41 @@ def _assemble(operator: Operator, run: KrylovRun, stop: str) -> Spectrum:
         stop=stop,
         convention=operator.convention(),
     )
+
+
+def _rounded(operator: Operator, run: KrylovRun, found: Spectrum) -> Spectrum:
+    """With intervals as wide as the products are wrong, where that is more than they leave out."""
+    seen = run.precision
+    if seen is None or not seen.rough:
+        return found
+    kind, off = str(operator.dtype).removeprefix("torch."), f"{seen.distance:.0e}"
+    warnings.warn(
+        f"products in {kind} are off by {off} in the first batch, beside those in float64, and intervals are widened "
+        f"for it; {seen.remedy}",
+        NumericalWarning,
+        stacklevel=4,
+    )
+    rounding, trace_rounding = seen.errors(float(found.spectral_norm.value))
+    convention = f"{found.convention}, products off by {off}"
+    return replace(found, rounding=rounding, trace_rounding=trace_rounding, convention=convention)
+
+
+def _judged(run: KrylovRun, found: Spectrum) -> Spectrum:
+    """With a reason to doubt it, where there is one, in the place of how it ended."""
+    reason = ""
+    if run.underflow:
+        reason = stopping.UNDERFLOW
+    elif found.positive:
+        # round-off, that of the forward pass too, may make a positive matrix negative by so much
+        largest = float(found.spectral_norm.value)
+        slack = max(64 * found.noise, torch.finfo(run.meter.dtype).eps ** 0.5) * largest
+        slack += run.precision.errors(largest)[0] if run.precision else 0.0
+        reason = stopping.INDEFINITE if float(found.lambda_min.value) < -slack else ""
+    if not reason:
+        return found
+    stop = f"{reason}: {stopping.remedy(reason)}"
+    warnings.warn(stop, NumericalWarning, stacklevel=4)
+    return replace(found, stop=stop, positive=found.positive and reason != stopping.INDEFINITE)
 
 
 def _widest(found: Spectrum) -> float:

@@ -18,8 +18,9 @@ from ..batches import Batch, map_tensors, tensors_of
 from ..errors import UnsupportedError
 from ..layers import Capture, squared_norms, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
+from ..operators.footprint import fitting_piece
 from ..risk import Params, Risk
-from ..space import random_uniform
+from ..space import random_permutation, random_uniform
 
 Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.shape)
 
@@ -47,7 +48,7 @@ class SquaredGradients:
 
     def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         new = batch.size > 1 and batch.size not in self._known
-        asked = random_uniform(batch.size, ("half",), self.risk.device).argsort() < batch.size // 2
+        asked = random_permutation(batch.size if new else 0, ("half",), self.risk.device) < batch.size // 2
 
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
@@ -125,6 +126,17 @@ def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, 
 
 def _squares(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([x.square().sum(dtype=torch.float64) for x in tensors]).sum()
+
+
+def fitting_pieces(risk: Risk, params: Params, batch: Batch, num_cotangents: int) -> list[Batch]:
+    """A batch in equal pieces whose gradients, so many cotangents at a time, a CPU holds well; whole elsewhere.
+
+    To be called inside `session`.
+    """
+    if risk.device.type != "cpu" or risk.plan.micro_batch is not None or not risk.splittable:
+        return [batch]
+    most = fitting_piece(risk, params, batch, num_cotangents)
+    return batch.pieces(-(-batch.size // -(-batch.size // most)))
 
 
 def _half(out: Tensor, asked: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ def trace(
         num_probes: Matrix-vector products to spend.
         seed: Of the probes.
         progress: Called as progress(products done, products expected).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept: after a kill the same call goes on.
-            The exact trace of a network, one walk over the data, is not taken in parts.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept, and for an exact trace what each batch
+            gave: after a kill the same call goes on.
 
     Raises:
         ValueError: If an argument is wrong, or the checkpoint is that of another call.
@@ -80,7 +80,9 @@ def trace(
     with resumable(checkpoint, operator, "trace", settings) as saved:
         estimate: Estimate | None = saved.result
         if estimate is None:
-            estimate = run(Journal(operator, saved), num_probes, seed)
+            journal = Journal(operator, saved)
+            journal.expect(0 if method == "exact" else num_probes)
+            estimate = run(journal, num_probes, seed)
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)
@@ -101,7 +103,7 @@ def _about(meter: Metered, text: str, seed: int | None) -> dict[str, Any]:
 
 def _exact(meter: Metered, num_probes: int, seed: int) -> Estimate:
     try:
-        value, parts = exact_trace(meter.base)
+        value, parts = exact_trace(meter.base, meter.walks if isinstance(meter, Journal) else None)
         meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
     except UnsupportedError:
         if _of_network(meter.base) and meter.dim > num_probes:
@@ -266,6 +268,7 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     third = num_probes // 3
     if operator.dim <= num_probes:
         return _dense_norm(meter)
+    meter.expect(num_probes)
     basis = _range(meter, third, seed) if third else meter.probes([0], seed)[:0]
     image = meter.rows(basis) if len(basis) else basis
     head = 2 * float(image.double().square().sum()) - float((image.double() @ basis.double().T).square().sum())
@@ -327,6 +330,7 @@ def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimat
         if exact
         else meter.probes(range(num_probes), seed)
     )
+    meter.expect(len(rows))
     each = rows * meter.rows(rows)  # (K, dim)
     _require_finite(meter, each)
     about = _about(meter, "diagonal", None if exact else seed)

@@ -24,13 +24,15 @@ class CurvatureHooks(Watching):
     """Measures every so many steps or epochs of Lightning's training, as `ritz.track` does; a callback.
 
     Rows go to the loggers of the trainer, at the steps at which they are made, and the numbers can be monitored by name
-    (`ModelCheckpoint(monitor="curvature/hessian/lambda_max")`). Only the first process looks. The state is part of
-    Lightning's checkpoints. Weights that are sharded over processes (FSDP, DeepSpeed) are not whole in any of them, and
-    cannot be looked at.
+    (`ModelCheckpoint(monitor="curvature/hessian/lambda_max")`). Processes that train together share a look, if the
+    risk is made by a function; one made before the trainer has started them is looked at by the first alone. The state
+    is part of Lightning's checkpoints. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be looked
+    at.
 
     Args:
-        risk: The risk, or a function of the LightningModule that makes it; called when training begins, by when the
-            module is on its device.
+        risk: The risk, or a function of the LightningModule that makes it; called on every process when training
+            begins, by when the module is on its device. All are to have the same data; of a loader that the trainer has
+            made distributed the whole data set is walked.
         every: Steps of the optimiser between two looks.
         every_epochs: Epochs between two looks, instead.
         logger: Where rows go besides, as in `ritz.track`.
@@ -47,18 +49,16 @@ class CurvatureHooks(Watching):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the tracker, and start its clock."""
-        if trainer.is_global_zero:
-            self.watch.begin(pl_module, _host(trainer, pl_module, self.watch.every_epochs is not None))
+        host = _host(trainer, pl_module, self.watch.every_epochs is not None)
+        self.watch.begin(pl_module, host, trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look, where it is due."""
-        if trainer.is_global_zero:
-            self.watch.step(trainer.global_step)
+        self.watch.step(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Look, where epochs count."""
-        if trainer.is_global_zero:
-            self.watch.epoch(trainer.current_epoch + 1)
+        self.watch.epoch(trainer.current_epoch + 1)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop the clock."""
@@ -107,8 +107,9 @@ def _host(trainer: Any, pl_module: Any, by_epoch: bool) -> Callable[[dict[str, f
     """How Lightning takes a row: at once by its loggers, and as numbers that its callbacks can monitor."""
 
     def take(scalars: dict[str, float], step: int) -> None:
-        for logger in trainer.loggers:  # log_dict would hand on only the rows that meet log_every_n_steps
-            logger.log_metrics(scalars, step=step)
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:  # log_dict would hand on only the rows that meet log_every_n_steps
+                logger.log_metrics(scalars, step=step)
         pl_module.log_dict(scalars, logger=False, on_step=not by_epoch, on_epoch=by_epoch)
 
     return take

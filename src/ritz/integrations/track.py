@@ -23,6 +23,7 @@ from ..risk import Risk
 from ..storage import save
 from ..tables import Table
 from .forecast import forecast
+from .ranks import at_first, meet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +62,9 @@ def track(
 
     Every `every` steps the measures are taken at the weights as they are, if that keeps the time spent on it within
     `budget` of all time since the start; if not, this look is left out and counted, and `table` says so. What the first
-    look will take is known from a few products on one batch, within a factor of two or so. All looks have the same
-    probes, so that differences along training are not those of the probes.
+    look will take is forecast from a few products on one batch: on a CPU 0.74 to 1.42 times what it took for curvature,
+    1.01 to 3.88 times for a search (`benchmarks/results/forecast.json`). All looks have the same probes, so that
+    differences along training are not those of the probes.
 
     A row of numbers goes to the logger at each look: `curvature/hessian/NAME` for what comes of the Hessian,
     `curvature/ggn/NAME` of the Gauss-Newton matrix, `measures/NAME` for the rest; NAME/stderr is the standard error,
@@ -71,6 +73,10 @@ def track(
     A look takes about 140 products with the Hessian, each two to three gradients over the data of the risk. A fixed
     part of the training data keeps that in proportion: some batches of it, as many as a batch's curvature is noisy
     (`ritz.curvature_noise`).
+
+    Ranks that train together (`torchrun`, DDP) call it in step, and a look is shared among them: each walks its part of
+    the data, at the weights that all have and the running statistics of the first, by whose clock the budget is kept.
+    All have the rows; the first writes them to the logger.
 
     Args:
         risk: Whose curvature: the model that is trained, its loss, and data without augmentation.
@@ -150,6 +156,8 @@ class Tracker:
         self.test, self.init = test, init
         self.settings: dict[str, int] = {"num_steps": num_steps, "num_probes": num_probes, "seed": seed}
         self.logger = None if logger is None else as_logger(logger)
+        if risk.world.rank:
+            self.logger = None
         self.record = Memory()
         self.last: Measurement | None = None
         self.count, self.skipped, self.failures = 0, 0, dict[int, str]()
@@ -171,7 +179,8 @@ class Tracker:
 
     def start(self) -> "Tracker":
         """Look whether the risk is sound, and start the clock, as `with` does."""
-        self.risk.check()
+        meet(self.risk.world)
+        at_first(self.risk)[0].check()
         self._begun = clock() if self._begun is None else self._begun
         return self
 
@@ -206,6 +215,7 @@ class Tracker:
         """Look now if the budget allows it; what fails in it is kept in `failures`, and training goes on."""
         self._begun = clock() if self._begun is None else self._begun
         try:
+            meet(self.risk.world)
             if self._affordable():
                 return self.look()
         except (RitzError, ValueError, RuntimeError) as error:
@@ -225,7 +235,8 @@ class Tracker:
         if self._expected is None:
             self._wait()
             begin = clock()
-            self._expected = forecast(self.risk, self.rows, self.settings["num_steps"], self.settings["num_probes"])
+            risk, _ = at_first(self.risk)
+            self._expected = forecast(risk, self.rows, self.settings["num_steps"], self.settings["num_probes"])
             self.spent += clock() - begin
         # ranks that train together look together, by the clock of the first
         return self.risk.world.first(self.spent + self._expected <= self.budget * (self.elapsed + self._expected))
@@ -236,10 +247,12 @@ class Tracker:
         Raises:
             RitzError: If the network has diverged, or no measure exists for it.
         """
+        meet(self.risk.world)
         self._wait()
         begin = clock()
         try:
-            found = measure(self.risk, self.test, self.init, measures=self.rows, **self.settings)  # type: ignore[arg-type]
+            risk, test = at_first(self.risk, self.test)
+            found = measure(risk, test, self.init, measures=self.rows, **self.settings)  # type: ignore[arg-type]
             self._wait()
         finally:
             seconds = clock() - begin
@@ -248,7 +261,8 @@ class Tracker:
         if not found.estimates:
             raise RitzError("; ".join(dict.fromkeys(found.failures.values())))
         self.last = found
-        row = self._row(found) | {"track/seconds": seconds, "track/share": self.share}
+        seconds, share = self.risk.world.first((seconds, self.share))
+        row = self._row(found) | {"track/seconds": seconds, "track/share": share}
         row["track/skipped"] = float(self.skipped)
         self.record.log(row, self.count)
         if self.logger is not None:
@@ -292,8 +306,9 @@ class Tracker:
 
     def _notes(self) -> list[str]:
         """What it cost, and what was left out."""
-        looks = len(self.record.rows)
+        looks, ranks = len(self.record.rows), self.risk.world.size
         notes = [f"{looks} look{'s' * (looks != 1)} took {_seconds(self.spent)}, {self.share:.1%} of the time"]
+        notes[0] += f"; each was shared by {ranks} processes, over all {self.risk.num_samples} samples" * (ranks > 1)
         if self.skipped:
             notes.append(
                 f"{self.skipped} {'more' if looks else 'looks'} were due and left out: with about "

@@ -151,11 +151,14 @@ class CurvatureHooks(Watching):
 
         trainer.add_callback(CurvatureCallback(make_risk, logger=lambda scalars, step: trainer.log(scalars)))
 
-    Only the first process looks. Weights that are sharded over processes (FSDP, DeepSpeed) cannot be looked at.
+    Processes that train together share a look, if the risk is made by a function; one made before there was a process
+    group is looked at by the first alone. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be
+    looked at.
 
     Args:
-        risk: The risk, or a function of the model that makes it; called when training begins, by when the model is on
-            its device.
+        risk: The risk, or a function of the model that makes it; called on every process when training begins, by when
+            the model is on its device. All are to have the same data; of a loader that Accelerate has made distributed
+            the whole data set is walked.
         every: Steps between two looks.
         every_epochs: Epochs between two looks, instead.
         logger: Where rows go instead of the history, as in `ritz.track`.
@@ -172,10 +175,9 @@ class CurvatureHooks(Watching):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the tracker, and start its clock; go on from the history of a resumed run."""
-        if state.is_world_process_zero:
-            if self.tracker is None:
-                self.watch.load_state(_before(state))
-            self.watch.begin(kwargs["model"], self._history(state))
+        if self.tracker is None:
+            self.watch.load_state(_before(state))
+        self.watch.begin(kwargs["model"], self._history(state), state.is_world_process_zero)
 
     def _history(self, state: Any) -> Callable[[dict[str, float], int], None]:
         """How the Trainer keeps a row."""
@@ -188,13 +190,11 @@ class CurvatureHooks(Watching):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look, where it is due."""
-        if state.is_world_process_zero:
-            self.watch.step(state.global_step)
+        self.watch.step(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look, where epochs count."""
-        if state.is_world_process_zero:
-            self.watch.epoch(math.floor(state.epoch + 1e-6))  # a fraction, where max_steps cuts an epoch short
+        self.watch.epoch(math.floor(state.epoch + 1e-6))  # a fraction, where max_steps cuts an epoch short
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from ..comm import alone
 from ..loggers import Log, LoggerLike, as_logger
 from ..risk import Risk
 from .track import DEFAULT, Tracker, check
@@ -57,22 +56,31 @@ class Watch:
         self._epochs = 0  # at the last look
         self._waiting: Mapping[str, Any] | None = None  # a state that came before training began
 
-    def begin(self, module: nn.Module, host: Log) -> None:
-        """Make the tracker, and start its clock; `host` is how the trainer takes rows."""
+    def begin(self, module: nn.Module, host: Log, first: bool = True) -> None:
+        """Make the tracker, and start its clock; to be called by every rank that trains.
+
+        Args:
+            module: That is trained.
+            host: How the trainer takes rows.
+            first: Whether this is the trainer's first process. It alone writes to `logger`, and it alone looks where
+                the risk belongs to one process: one made before there was a process group, or with group="self".
+        """
         if self.tracker is None or module is not self._module:
-            self._module, self._epochs = module, 0
-            with alone():  # trainers call this on their first rank, and the others do not wait for it
-                risk = self.risk.alone() if isinstance(self.risk, Risk) else self.risk(module)
+            self._module, self._epochs, self.tracker = module, 0, None
+            risk = self.risk if isinstance(self.risk, Risk) else self.risk(module)
+            if risk.world.size == 1 and not first:
+                return
             self.tracker = Tracker(risk, self.every, **self.settings)
         if self._waiting is not None:
             self.tracker.load_state_dict(self._waiting)
             self._waiting = None
-        self.tracker.logger = as_logger(host if self.logger is None else [host, self.logger])
+        self.tracker.logger = as_logger([host, self.logger] if self.logger is not None and first else host)
         self.tracker.start()
 
     def step(self, step: int) -> None:
         """After a step of the optimiser."""
-        assert self.tracker is not None, "training has not begun"
+        if self.tracker is None:  # another process looks
+            return
         if self.every_epochs is None:
             self.tracker.step(step)
         else:
@@ -80,7 +88,8 @@ class Watch:
 
     def epoch(self, epochs: int) -> None:
         """After an epoch, the number of those that are done; one that was cut short is none."""
-        assert self.tracker is not None, "training has not begun"
+        if self.tracker is None:
+            return
         if self.every_epochs is not None and epochs % self.every_epochs == 0 and epochs > self._epochs:
             self._epochs = epochs
             self.tracker.offer()

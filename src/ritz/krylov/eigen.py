@@ -3,7 +3,8 @@
 A block Krylov space is grown to a window of rows, fully re-orthogonalised; Rayleigh-Ritz picks the wanted pairs; the
 space is cut back to those, a few more, and the residual block, and grown again (thick restart, Wu and Simon 2000, in
 blocks). At the end each pair is multiplied once more: the residuals reported are those of the product, not of the
-recurrence.
+recurrence. Where the two are not the same the products are noise, and the search ends, as it does where residuals fall
+no more.
 """
 
 import os
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from .. import stopping
 from ..checkpoint import Checkpoint, Saved, State
 from ..errors import NonFiniteError, NumericalWarning, StoppedError
 from ..fingerprints import resumable
@@ -29,13 +31,21 @@ from .pairs import reported, select, tolerance
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor]  # Ritz values, coefficients on the rows, residuals
 
-STOPS = ("converged", "exact", "noise floor", "max_products")  # of a run that was not cut
+# of a run that was not cut
+STOPS = (
+    "converged", "exact", stopping.NOISE_FLOOR, stopping.STAGNATION, stopping.UNDERFLOW, stopping.MAX_PRODUCTS,
+)  # fmt: skip
 
 _LOOK = 4  # block steps between looks at the Ritz values: each look waits for the device
 _NOISE_PRODUCTS = 3  # what measuring the noise of the product costs
 _DENSE = 4096  # up to this order a slow search gives way to the dense matrix
-_STATE = ("drawn", "noise", "at_refill", "at_full", "target", "attempts", "looked", "restarts", "kept")
+_STATE = (
+    "drawn", "noise", "at_refill", "at_full", "target", "attempts", "looked", "restarts", "kept", "best", "stale",
+)  # fmt: skip
 _ATTEMPTS = 3  # verifications by true residual before the recurrence is believed to be at the noise of the product
+_STALE = 8  # full windows without a fall of the residual after which the recurrence is held against the product
+_FALL = 0.9  # what is one
+_PARTED = 0.5  # part of a residual by which the recurrence is wrong when it says nothing any more
 
 
 @full_precision()
@@ -94,6 +104,7 @@ def top_eigenpairs(
     with resumable(checkpoint, op, "top_eigenpairs", settings) as saved:
         pairs: EigenPairs | None = saved.result
         if pairs is None:
+            op.expect(min(budget, window // 2, op.dim))  # so many at the least; how many shows on the way
             search = _Search(metered, saved, k, which, tol, budget, width, min(window, op.dim), seed, progress)
             pairs = search.whole() if op.dim <= window and op.dim <= budget else search.run()
             if pairs.stop in STOPS:
@@ -133,6 +144,7 @@ class _Search:
         self.target, self.attempts = self.tol, 0  # residual asked of the recurrence; verifications so far
         self.looked = 0  # block steps since the last look
         self.restarts = self.kept = 0  # restarts so far; rows that the last one kept
+        self.best, self.stale = float("inf"), 0  # least residual at the end of a window; windows since it last fell
         self.seen: Seen | None = None  # at the last look
 
     def run(self) -> EigenPairs:
@@ -169,12 +181,27 @@ class _Search:
                 if bool(pairs.converged.all()) or noisy or self._spent():
                     return pairs
                 self.target /= 10  # the recurrence was too kind; ask more of it
+            if enough and full and self._stagnates(float(residuals[wanted].max())):
+                pairs = self._verified(coefficients[:, wanted], norm, by_noise=True)
+                if pairs.stop == stopping.STAGNATION:
+                    return pairs
             if self.op.dim <= min(self.op.products, self.budget - self.op.products, _DENSE):
                 return self.whole()
             if full or not bool(self.space.alive[: self.space.size].all()):
                 self._restart(values, coefficients)
             else:
                 self.space.append(self.space.residual)
+
+    def _stagnates(self, residual: float) -> bool:
+        """Whether the residual has not fallen for many windows; then they are counted anew."""
+        if residual < _FALL * self.best:
+            self.best, self.stale = residual, 0
+        else:
+            self.stale += 1
+        if self.stale < _STALE or self._spent(self.k):
+            return False
+        self.stale = 0
+        return True
 
     def _spent(self, extra: int = 0) -> bool:
         """Would one more block leave too little for the true residuals?"""
@@ -296,7 +323,7 @@ class _Search:
         place = order.to(rows.device)
         return reported(
             self.op, values[order], rows[place], images[place], which=self.which, tol=self.tol,
-            norm=float(values.abs().max()), seed=self.seed, noise=None, stops=("exact", "noise floor"),
+            norm=float(values.abs().max()), seed=self.seed, noise=None, stops=("exact", stopping.NOISE_FLOOR),
         )  # fmt: skip
 
     def _unverified(self, values: Tensor, coefficients: Tensor, residuals: Tensor, stop: str) -> EigenPairs:
@@ -310,18 +337,33 @@ class _Search:
             products=self.op.products, seed=self.seed, stop=stop, noise=self.noise, convention=self.op.convention(),
         )  # fmt: skip
 
-    def _verified(self, coefficients: Tensor, norm: float) -> EigenPairs:
-        """The pairs with values and residuals from one product each."""
+    def _verified(self, coefficients: Tensor, norm: float, by_noise: bool = False) -> EigenPairs:
+        """The pairs with values and residuals from one product each.
+
+        Asked whether it is `by_noise` that residuals do not fall: it is where the recurrence tells another image of the
+        worst of the pairs than the product. Where the two agree, the search is only slow.
+        """
         rows = self.space.shard.whole(self.space.combine(coefficients))
         images = self.op.rows(rows)
+        other = stopping.MAX_PRODUCTS if self._spent() else stopping.NOISE_FLOOR
+        if by_noise and self._parted(coefficients, rows, images):
+            other = stopping.STAGNATION
         projected = (rows @ images.T).double().cpu()
         values, axes = torch.linalg.eigh((projected + projected.T) / 2)
         order = select(values, self.k, self.which)
         turn = axes[:, order].T.to(rows)
         return reported(
             self.op, values[order], turn @ rows, turn @ images, which=self.which, tol=self.tol, norm=norm,
-            seed=self.seed, noise=self.noise, stops=("converged", "max_products" if self._spent() else "noise floor"),
+            seed=self.seed, noise=self.noise, stops=("converged", other),
         )  # fmt: skip
+
+    def _parted(self, coefficients: Tensor, rows: Tensor, images: Tensor) -> bool:
+        """Whether recurrence and product differ on the pair that is furthest from converged, by half its residual."""
+        residuals = self.space.shard.whole(self.space.residual_rows(coefficients))
+        across = images - (images @ rows.T) @ rows  # both are orthogonal to the pairs
+        sizes = row_norms(across)
+        worst = int(sizes.argmax())
+        return float(row_norms(across - residuals)[worst]) >= _PARTED * float(sizes[worst])
 
 
 def _dense(number: int) -> str:
@@ -356,10 +398,7 @@ def _warn(pairs: EigenPairs, tol: float) -> None:
     """Say so, with the remedy, when a pair has not converged."""
     if bool(pairs.converged.all()):
         return
-    remedy = {
-        "max_products": f"raise max_products (spent: {pairs.products}) or tol",
-        "noise floor": "the products themselves are no better: raise tol, or use a float64 risk",
-    }.get(pairs.stop, pairs.stop)
+    remedy = stopping.remedy(pairs.stop, spent=pairs.products) or pairs.stop
     warnings.warn(
         f"{int((~pairs.converged).sum())} of {len(pairs)} eigenpairs have residuals above tol={tol:g} of the spectral "
         f"norm, the largest {float(pairs.residuals.max()):.2g}; {remedy}",

@@ -11,7 +11,8 @@ For each probe, with unit rows q_1, q_2, ... and q_1 the normalised start,
   outliers locked there is little left to converge to.
 * "none": the same without a locked basis.
 * "full": also re-orthogonalise against every earlier row of the same probe, twice, as batched matrix products. Memory
-  is that of all rows: num_steps * K * dim numbers, on the device or on the host.
+  is that of all rows: num_steps * K * dim numbers, on the device or on the host. How far each row is from being
+  orthonormal to those before it is measured on the way (`LanczosState.overlaps`).
 
 A probe whose Krylov space is exhausted breaks down: beta_j is then set to exactly 0 and the next row to zero, so that
 the leading block, whose quadrature is exact, stands alone. Nothing in the loop waits for the device.
@@ -135,6 +136,7 @@ class LanczosState:
         basis: The rows of all steps (m, k, dim), for "full" only; where they live is where they stay.
         locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to. Of both a rank keeps its part.
         reorthogonalize: "locked", "full" or "none".
+        overlaps: For "full": max_i |q_i . q_j - delta_ij| over i <= j for the row of each step (k, m), float64.
     """
 
     alpha: Tensor
@@ -146,6 +148,7 @@ class LanczosState:
     basis: Tensor | None
     locked: Tensor | None
     reorthogonalize: str
+    overlaps: Tensor | None = None
 
     @property
     def num_steps(self) -> int:
@@ -160,6 +163,23 @@ class LanczosState:
     def alive(self) -> Tensor:
         """Which probes have not broken down, (k,) bool on the device."""
         return (self.norms > 0) & (self.beta > 0).all(1)
+
+    def lost(self) -> Tensor:
+        """Which steps were taken with a row that is not orthonormal to half of the digits, (m,) bool on the device.
+
+        Down to sqrt(eps) T is that of exact arithmetic to round-off (semi-orthogonality, Simon 1984).
+        """
+        if self.overlaps is None:
+            return torch.zeros(self.num_steps, dtype=torch.bool, device=self.alpha.device)
+        limit: float = torch.finfo(self.rows.dtype).eps ** 0.5
+        return (self.overlaps > limit).any(0)
+
+    def first(self, num_steps: int) -> "LanczosState":
+        """The numbers of the first steps alone; the rows stay those of the last."""
+        overlaps = None if self.overlaps is None else self.overlaps[:, :num_steps]
+        return dataclasses.replace(
+            self, alpha=self.alpha[:, :num_steps], beta=self.beta[:, :num_steps], overlaps=overlaps
+        )
 
     def tridiagonal(self) -> Tridiagonal:
         """The tridiagonals, on the host."""
@@ -237,6 +257,7 @@ def start(
     return LanczosState(
         alpha=empty, beta=empty, rows=rows, previous=torch.zeros_like(rows), norms=norms,
         scale=torch.full_like(norms, scale), basis=basis, locked=locked, reorthogonalize=reorthogonalize,
+        overlaps=None if basis is None else empty,
     )  # fmt: skip
 
 
@@ -331,12 +352,14 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
         # what round-off leaves of the rows in the locked space obeys a recurrence of its own, for the eigenvalue 0 of
         # QAQ there, and grows wherever 0 lies outside the rest of the spectrum
         new = shard.project_out(new, state.locked)
-    basis = None
+    basis, overlaps = None, state.overlaps
     if room is not None:
         room[step].copy_(own, non_blocking=True)
         basis = room[: step + 1]
-        for _ in range(2):
-            new = _reorthogonalised(new, basis, shard)
+        for measured in (own, None):
+            new, overlap = _reorthogonalised(new, basis, shard, measured)
+            if overlap is not None and overlaps is not None:
+                overlaps = torch.cat([overlaps, torch.where(alive, overlap, 0.0)[:, None]], dim=1)
             if state.locked is not None:
                 new = shard.project_out(new, state.locked)
     beta = shard.norms(new)
@@ -346,17 +369,42 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
     return LanczosState(
         alpha=torch.cat([state.alpha, alpha[:, None]], dim=1), beta=torch.cat([state.beta, beta[:, None]], dim=1),
         rows=shard.whole(_divided(new, beta)), previous=rows, norms=state.norms, scale=torch.maximum(scale, beta),
-        basis=basis, locked=state.locked, reorthogonalize=state.reorthogonalize,
+        basis=basis, locked=state.locked, reorthogonalize=state.reorthogonalize, overlaps=overlaps,
     )  # fmt: skip
 
 
-def _reorthogonalised(rows: Tensor, basis: Tensor, shard: Shard) -> Tensor:
-    """Rows (k, dim) less what they have along the rows of the same probe in basis (m, k, dim); all of them in parts."""
+def _reorthogonalised(
+    rows: Tensor, basis: Tensor, shard: Shard, measured: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Rows (k, dim) less what they have along the rows of the same probe in basis (m, k, dim); all of them in parts.
+
+    Also how far `measured`, the last rows of the basis, are from being orthonormal to all of it, (k,) float64. The
+    basis is at hand for that, wherever it lives.
+    """
+    products = []
     for piece in _brought(basis, rows.device):
         own = piece.transpose(0, 1)  # (k, m, dim)
         along = shard.sum(torch.bmm(own, rows[:, :, None]))  # (k, m, 1)
         rows = torch.baddbmm(rows[:, None, :], along.transpose(1, 2), own, alpha=-1)[:, 0]
-    return rows
+        if measured is not None:
+            products.append(shard.sum(torch.bmm(own, measured[:, :, None]))[:, :, 0].double())
+    if measured is None:
+        return rows, None
+    overlaps = torch.cat(products, dim=1)  # (k, m)
+    overlaps[:, -1] -= 1.0
+    return rows, overlaps.abs().amax(1)
+
+
+def underflows(image: Tensor) -> bool:
+    """Whether a product is so small that the squares of even its largest numbers lose digits, and norms are wrong.
+
+    Example:
+        >>> underflows(torch.full((2,), 1e-20)), underflows(torch.full((2,), 1e-20, dtype=torch.float64))
+        (True, False)
+    """
+    info = torch.finfo(image.dtype)
+    least: float = (info.tiny / info.eps) ** 0.5
+    return 0 < float(image.abs().max()) < least
 
 
 def _brought(basis: Tensor, device: torch.device) -> Iterator[Tensor]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from .. import stopping
 from ..operators.algebra import Metered
 from ..results import new_axes
 from ..space import row_norms
 from ..storage import equal, save
+from .lanczos import underflows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +35,9 @@ class EigenPairs:
         which: Which end was asked for.
         products: Matrix-vector products spent.
         seed: Of the start block.
-        stop: "converged", "exact" (the whole matrix was diagonalised), "noise floor" or "max_products". A run that was
-            cut says why; its residuals are then those of the recurrence.
+        stop: "converged", "exact" (the whole matrix was diagonalised), or a reason of `ritz.stopping`: "noise floor",
+            "stagnation", "underflow", "max_products". A run that was cut says why; its residuals are then those of the
+            recurrence.
         noise: Measured relative error of one product, as a part of the spectral norm; None where it was not measured.
         convention: Which matrix.
     """
@@ -103,8 +106,11 @@ def reported(
     stops: tuple[str, str],
 ) -> EigenPairs:
     """The result, its residuals taken from the images; `stops` says how a converged run ends and how another."""
-    residuals = row_norms(images - values.to(rows)[:, None] * rows).cpu()
+    apart, small = images - values.to(rows)[:, None] * rows, underflows(images)
+    residuals = row_norms(apart.double() if small else apart).cpu()
     converged = residuals <= tol * norm
+    if small and stops[0] != "exact":  # the recurrence had norms that are wrong, and may have missed a pair
+        converged, stops = torch.zeros_like(converged), (stops[0], stopping.UNDERFLOW)
     return EigenPairs(
         values=values,
         vectors=rows.T,

@@ -3,18 +3,23 @@
     A x = b,   A symmetric positive definite
 
 (Hestenes and Stiefel 1952). A direction of negative curvature, p'Ap <= 0, proves that A is not positive definite: the
-column stops there and keeps the x it has. The residual of the recurrence drifts from the true one, so at the end
-b - A x is computed anew, and the iteration is resumed from there while that helps.
+column stops there and keeps the x it has. The residual of the recurrence drifts from the true one, so once in a while
+and at the end b - A x is computed anew, and the iteration is resumed from there while that helps. A column whose two
+residuals have nothing in common any more is as good as the products let it be (Greenbaum 1997): it stagnates.
 """
 
+import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import stopping
-from ..errors import NonFiniteError, NumericalWarning
+from ..checkpoint import Checkpoint, Saved, State
+from ..errors import NonFiniteError, NumericalWarning, StoppedError
+from ..fingerprints import mark, of_operator, resumable
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..space import row_dots, row_norms
@@ -24,6 +29,8 @@ Preconditioner = Operator | Callable[[Tensor], Tensor]
 
 _LOOK = 8  # steps between looks at whether all columns are done: each look waits for the device
 _ROUNDS = 3  # times the iteration is resumed from the true residual
+_TRUE = 64  # steps between looks at the true residual, each of them a product
+_PARTED = 0.9  # part of the true residual by which that of the recurrence is wrong when it says nothing any more
 
 
 class Solution(Tensor):
@@ -35,8 +42,8 @@ class Solution(Tensor):
         negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is where CG had come to.
         num_steps: Steps of the recurrence.
         products: Matrix-vector products spent.
-        stop: "converged", "negative curvature", "max_steps" or "noise floor"; a run that was stopped, or met a product
-            that is not finite, says so, and x is where it had come to.
+        stop: "converged", or a reason of `ritz.stopping`: "negative curvature", "stagnation", "max_steps" or "noise
+            floor"; a run that was stopped, or met a product that is not finite, says so, and x is where it had come to.
         convention: Which matrix.
     """
 
@@ -66,6 +73,7 @@ def solve(
     max_steps: int | None = None,
     preconditioner: Preconditioner | None = None,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Solution:
     """The solution of A x = b by preconditioned conjugate gradients: a tensor that also knows its residual.
 
@@ -77,9 +85,12 @@ def solve(
         preconditioner: M^-1, an approximate inverse of A, symmetric positive definite: an operator, or a function of
             columns (dim, k) -> (dim, k).
         progress: Called as progress(steps done, most steps) every few steps.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
+            from there, and on a CPU ends in the same bits. A preconditioner that is a function is known by its name.
 
     Raises:
-        ValueError: If an argument does not fit, or the preconditioner is not positive definite.
+        ValueError: If an argument does not fit, the preconditioner is not positive definite, or the checkpoint is that
+            of another call.
         NonFiniteError: If the first product is NaN or infinite.
         StoppedError: If the run is stopped (`ritz.stoppable`) before the first step.
 
@@ -96,55 +107,101 @@ def solve(
     metered = Metered(op)
     inverse = _inverse(op, preconditioner)
     rows = b.reshape(op.dim, -1).T.to(op.device, op.dtype).contiguous()  # (k, dim)
-    sizes = row_norms(rows)
-    run = _Run(metered, inverse, rows, 0.5 * tol * sizes, steps, progress)
-    relative = torch.ones_like(sizes)
-    for _ in range(_ROUNDS):
-        run.iterate()
-        residual = rows - metered.rows(run.x)
-        before, relative = relative, _relative(row_norms(residual), sizes)
-        open_ = (relative > tol) & ~run.negative & (relative < 0.5 * before)
-        if not bool(open_.any()) or run.steps >= steps or run.cut:
-            break
-        run.resume(residual, open_)
-    return _report(metered, run, relative, tol, steps, b)
+    exponents = _exponents(rows)
+    rows = torch.ldexp(rows, -exponents)
+    settings = {"tol": tol, "max_steps": steps, "b": mark([b]), "preconditioner": _named(preconditioner)}
+    with resumable(checkpoint, op, "solve", settings) as saved:
+        run = _Run(metered, inverse, rows, tol, steps, progress, saved)
+        if saved.latest is not None:
+            run.restore(saved.latest)
+        if saved.result is None:
+            run.solve()
+        if saved.result is None and not run.cut:
+            saved.write({**run.state()[0], "result": "done"})
+    return _report(metered, run, torch.ldexp(run.x, exponents), tol, steps, b)
 
 
 class _Run:
     """The recurrence of all columns; what a column does after it is done changes nothing in it."""
 
+    _KEPT = (
+        "x", "residual", "direction", "size", "active", "negative", "unfit", "broken", "stalled", "relative", "best_x",
+        "best",
+    )  # fmt: skip
+    _NUMBERS = ("steps", "round", "checked")
+
     def __init__(
         self,
-        op: Operator,
+        op: Metered,
         inverse: Callable[[Tensor], Tensor],
         rows: Tensor,
-        goals: Tensor,
+        tol: float,
         max_steps: int,
         progress: Progress | None,
+        saved: Saved,
     ) -> None:
-        self.op, self.inverse, self.goals, self.max_steps, self.progress = op, inverse, goals, max_steps, progress
+        self.op, self.inverse, self.rows, self.tol, self.max_steps = op, inverse, rows, tol, max_steps
+        self.progress, self.saved = progress, saved
+        self.sizes = row_norms(rows)
+        self.goals = 0.5 * tol * self.sizes
+        self.relative = torch.ones_like(self.sizes)  # true residuals, when they were last looked at
         self.x = torch.zeros_like(rows)
-        self.steps = 0
+        self.best_x, self.best = self.x, torch.full_like(self.sizes, torch.inf)  # at the end of the round before
+        self.steps, self.round, self.checked = 0, 0, 0  # steps and rounds done; step of the last look at the truth
         self.cut = ""  # why the run ended before its time
         self.negative = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         self.unfit = self.negative.clone()  # met r'M^-1 r <= 0
         self.broken = self.negative.clone()  # met NaN
+        self.stalled = self.negative.clone()  # drifted away from the true residual
         self.resume(rows, row_norms(rows) > 0)
+
+    def state(self) -> State:
+        """What must be known to go on from here."""
+        kept = {name: getattr(self, name) for name in (*self._NUMBERS, *self._KEPT)}
+        return {"products": self.op.products, **kept}, {}
+
+    def restore(self, latest: dict[str, Any]) -> None:
+        """Go to where the saved state is, with tensors at addresses as fresh ones have them."""
+        self.op.products = latest["products"]
+        for name in self._NUMBERS:
+            setattr(self, name, latest[name])
+        for name in self._KEPT:
+            setattr(self, name, latest[name].to(self.rows.device, copy=True))
+
+    def solve(self) -> None:
+        """Rounds of the recurrence, each from the true residual of the one before, while that helps."""
+        while True:
+            self.iterate()
+            residual = self.rows - self.op.rows(self.x)
+            before, self.relative = self.relative, _relative(row_norms(residual), self.sizes)
+            open_ = (self.relative > self.tol) & ~self.negative & (self.relative < 0.5 * before)
+            self.round += 1
+            if not bool(open_.any()) or self.round == _ROUNDS or self.steps >= self.max_steps or self.cut:
+                break
+            self.best_x, self.best = self.x, self.relative
+            self.resume(residual, open_)
+        worse = (self.relative > self.best) & ~self.negative  # a round that was resumed, and came to less
+        self.x = torch.where(worse[:, None], self.best_x, self.x)
+        self.relative = torch.where(worse, self.best, self.relative)
 
     def resume(self, residual: Tensor, active: Tensor) -> None:
         """Start anew from x with its true residual, for the columns named."""
-        self.residual, self.active = residual, active
+        self.residual, self.active, self.checked = residual, active, self.steps
         preconditioned = self.inverse(residual)
         self.direction = preconditioned
         self.size = row_dots(residual, preconditioned)  # r'M^-1 r
         self._see_preconditioner()
 
     def iterate(self) -> None:
-        """Steps until no column is active, or the steps are spent; looks at the device once in a while."""
+        """Steps until no column is active, or the steps are spent; looks at the device once in a while.
+
+        A run that goes on looks after the same steps as one that was left alone.
+        """
         while self.steps < self.max_steps and self._look():
-            for _ in range(min(_LOOK, self.max_steps - self.steps)):
-                if not stopping.asked():
-                    self._step()
+            for _ in range(min(_LOOK - self.steps % _LOOK, self.max_steps - self.steps)):
+                self._step()
+                if self.saved.offer(self.state):
+                    break
         self._look()
 
     def _step(self) -> None:
@@ -165,6 +222,14 @@ class _Run:
         self.direction = _add(preconditioned, turn, self.direction)
         self.steps += 1
 
+    def _see_truth(self) -> None:
+        """Leave the columns whose recurrence has drifted away from b - A x: it could fall for ever, and x stay."""
+        self.checked = self.steps
+        true = self.rows - self.op.rows(self.x)
+        parted = row_norms(true - self.residual) >= _PARTED * row_norms(true)
+        self.stalled = self.stalled | (self.active & parted)
+        self.active = self.active & ~parted
+
     def _see_preconditioner(self) -> None:
         self.unfit |= self.active & (self.size <= 0)
         self.broken |= self.active & self.size.isnan()
@@ -172,19 +237,21 @@ class _Run:
 
     def _look(self) -> bool:
         """Wait for the device: is there work left, and is all well?"""
+        if self.checked + _TRUE <= self.steps < self.max_steps and bool(self.active.any()):
+            self._see_truth()
         active, unfit, broken = torch.stack([self.active.any(), self.unfit.any(), self.broken.any()]).tolist()
         if broken:
             self._cut_short()
-        if (wish := stopping.asked()) and active:
-            if not self.steps:
-                stopping.check()
-            self.cut = wish
         if unfit:
             raise ValueError(
                 "the preconditioner is not positive definite: it gave r'M^-1 r <= 0; damp it, or leave it out"
             )
         if self.progress is not None:
             self.progress(self.steps, self.max_steps)
+        if active and (wish := self.saved.offer(self.state)):
+            if not self.steps:
+                raise StoppedError(wish)
+            self.cut = wish
         return bool(active) and not self.cut
 
     def _cut_short(self) -> None:
@@ -197,9 +264,9 @@ class _Run:
             self.cut = f"not finite: {error}"
 
 
-def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
+def _report(op: Metered, run: _Run, x: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
     """The result, and a warning with its remedy where it is weaker than asked for."""
-    relative, negative = relative.cpu(), run.negative.cpu()
+    relative, negative = run.relative.cpu(), run.negative.cpu()
     converged = relative <= tol
     negative = negative & ~converged
     if not bool(relative.isfinite().all()) and not run.cut:
@@ -209,23 +276,20 @@ def _report(op: Metered, run: _Run, relative: Tensor, tol: float, max_steps: int
     elif run.cut:
         stop = run.cut
     elif bool(negative.any()):
-        stop = "negative curvature"
+        stop = stopping.NEGATIVE_CURVATURE
+    elif bool((run.stalled.cpu() & ~converged).any()):
+        stop = stopping.STAGNATION
     else:
-        stop = "max_steps" if run.steps >= max_steps else "noise floor"
-    remedy = {
-        "negative curvature": "the matrix is not positive definite: add damping, solve(A + damping, b)",
-        "max_steps": f"raise max_steps (taken: {run.steps}), add damping or give a preconditioner",
-        "noise floor": "the products are no better: raise tol, add damping or use a float64 risk",
-    }
+        stop = stopping.MAX_STEPS if run.steps >= max_steps else stopping.NOISE_FLOOR
     if stop != "converged":
         warnings.warn(
             f"{int((~converged).sum())} of {len(converged)} systems not solved to tol={tol:g}, largest relative "
-            f"residual {float(relative.max()):.2g}; {remedy.get(stop, stop)}",
+            f"residual {float(relative.max()):.2g}; {stopping.remedy(stop, taken=run.steps) or stop}",
             NumericalWarning,
             stacklevel=3,
         )
     shape = b.shape[1:]
-    found = run.x.T.reshape(b.shape).contiguous().as_subclass(Solution)
+    found = x.T.reshape(b.shape).contiguous().as_subclass(Solution)
     found.residuals, found.converged = relative.reshape(shape), converged.reshape(shape)
     found.negative_curvature = negative.reshape(shape)
     found.num_steps, found.products, found.stop, found.convention = run.steps, op.products, stop, op.convention()
@@ -249,6 +313,13 @@ def _check(op: Operator, b: Tensor, tol: float, max_steps: int | None) -> int:
     return max_steps if max_steps is not None else min(10 * op.dim, 1000)
 
 
+def _named(preconditioner: Preconditioner | None) -> Any:
+    """By which another preconditioner is told apart."""
+    if isinstance(preconditioner, Operator):
+        return of_operator(preconditioner)
+    return None if preconditioner is None else getattr(preconditioner, "__qualname__", type(preconditioner).__name__)
+
+
 def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[Tensor], Tensor]:
     """M^-1 as a function of rows."""
     if preconditioner is None:
@@ -267,6 +338,13 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
         return image.T.to(rows).contiguous()
 
     return apply
+
+
+def _exponents(rows: Tensor) -> Tensor:
+    """Powers of 2, (k, 1), of rows whose squares would underflow, and 0 of others: to be divided by, without loss."""
+    info, largest = torch.finfo(rows.dtype), rows.abs().amax(1, keepdim=True)
+    small = (largest > 0) & (largest < (info.tiny / info.eps) ** 0.5)
+    return torch.where(small, torch.frexp(largest).exponent, 0)
 
 
 def _relative(norms: Tensor, sizes: Tensor) -> Tensor:

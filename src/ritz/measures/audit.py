@@ -8,27 +8,29 @@ again. A measure of generalisation that moves has said something about the weigh
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from ..checkpoint import Checkpoint, Saved, as_checkpoint
+from ..errors import StoppedError, UnsupportedError
 from ..estimators.quantities import Spectrum
+from ..fingerprints import resumable
 from ..intervals import Exact
 from ..results import Estimate
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
 from .differences import as_found, difference
-from .elsewhere import TURNING, Shares, short_run, steps_elsewhere, tolerance, turning, with_spectrum
+from .elsewhere import TURNING, Shares, places_of, short_run, steps_elsewhere, tolerance, turning, with_spectrum
+from .finished import marks
 from .measure import Measurement, Progress, measure, on_test
-from .outputs import sample_outputs
 from .registry import MEASURES, resolve
 from .row import Measure
-from .subject import Settings, Subject
+from .subject import Settings, Subject, as_vector
 from .transforms import TRANSFORMS
 
 if TYPE_CHECKING:
@@ -226,6 +228,7 @@ def audit(
     seed: int = 0,
     before: Measurement | None = None,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Audit:
     """Which measures move when the function does not, on this network.
 
@@ -243,10 +246,13 @@ def audit(
         num_steps, num_probes, seed: Of the spectrum.
         before: What `ritz.measure` gave for the same risk, test data, start and settings: not measured once more.
         progress: See `ritz.measure`.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is kept by itself; see `ritz.measure`.
 
     Raises:
-        ValueError: For an unknown transform, a strength of 1 or not positive, or a `before` of something else.
+        ValueError: For an unknown transform, a strength of 1 or not positive, a `before` of something else, or the
+            checkpoint of another call.
         UnsupportedError: If no transform applies.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before all is measured.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
@@ -268,24 +274,86 @@ def audit(
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"no transform fits this network. {reasons}")
-    on_test(risk, test)  # refuses a risk at other weights
-    sized: dict[str, Any] = {"num_steps": num_steps, "num_probes": num_probes, "seed": seed}
+    start = None if init is None else as_vector(risk, init)
+    subject = Subject(risk, on_test(risk, test), start, settings)  # refuses a test risk at other weights
     shares = Shares(settings, rows, places, progress, known=before is not None)
-    if before is None:
-        before = measure(risk, test, init, measures=rows, **sized, progress=shares.of(""))
-    after: dict[str, Measurement] = {}
-    turned: dict[str, float] = {}
-    for name, place in places.items():
-        there = test.at(place.state()) if isinstance(test, Risk) else test
-        again = partial(measure, place, there, init, **sized, progress=shares.of(name))
+    kept = as_checkpoint(checkpoint)
+    asked = {**asdict(settings), "strength": strength, "transforms": names}
+    with resumable(kept, risk, "audit", asked, **marks(subject, rows)) as saved:
+        found: Audit | None = saved.result
+        if found is None:
+            run = _Run(risk, test, init, rows, settings, shares, kept, saved)
+            before = before or run.measure("before", risk, test, rows, shares.of(""))
+            after = {name: run.at(name, place, before) for name, place in places.items()}
+            found = Audit(before=before, after=after, refused=refused, strength=strength, turned=run.turned)
+            saved.finish(found)
+            run.forget()
+    return found
+
+
+class _Run:
+    """What all places of an audit have in common."""
+
+    def __init__(
+        self, risk: Risk, test: Any, init: Any, rows: Sequence[Measure], settings: Settings, shares: Shares,
+        kept: Checkpoint | None, saved: Saved,
+    ) -> None:  # fmt: skip
+        self.risk, self.test, self.init, self.rows, self.settings = risk, test, init, rows, settings
+        self.shares, self.kept, self.saved = shares, kept, saved
+        self.errors: dict[str, float] = dict((saved.latest or {}).get("errors", {}))  # of H in another order
+        self.turned: dict[str, float] = {}
+        self.states: list[Checkpoint] = []
+
+    def measure(
+        self, name: str, place: Risk, test: Any, rows: Sequence[Measure], progress: Progress | None
+    ) -> Measurement:  # fmt: skip
+        """Measurements by one name, of the folder in which their state is."""
+        s, state = self.settings, None if self.kept is None else self.kept.within(name)
+        self.states += [] if state is None else [state]
+        found = measure(
+            place, test, self.init, measures=rows, num_steps=s.num_steps, num_probes=s.num_probes, seed=s.seed,
+            progress=progress, checkpoint=state,
+        )  # fmt: skip
+        if found.stop != "completed":
+            raise StoppedError(found.stop)
+        return found
+
+    def at(self, name: str, place: Risk, before: Measurement) -> Measurement:
+        """At the weights of a transform."""
+        there = self.test.at(place.state()) if isinstance(self.test, Risk) else self.test
+        again = partial(self.measure, place=place, test=there, progress=self.shares.of(name))
         if name in TURNING and (known := before.spectrum) is not None:
-            error = turning(risk, place, partial(TRANSFORMS[name], strength=seed), seed)
-            if error <= tolerance(risk.dtype):
-                turned[name] = error
-                after[name] = again(measures=with_spectrum(rows, partial(_given, known)))
-                continue
-        after[name] = _measured(again, rows, before, settings)
-    return Audit(before=before, after=after, refused=refused, strength=strength, turned=turned)
+            if name not in self.errors:
+                move = partial(TRANSFORMS[name], strength=self.settings.seed)
+                self.errors[name] = turning(self.risk, place, move, self.settings.seed)
+                self.saved.point(lambda: ({"errors": self.errors}, {}))
+            if self.errors[name] <= tolerance(self.risk.dtype):
+                self.turned[name] = self.errors[name]
+                return again(f"{name}, turned", rows=with_spectrum(self.rows, partial(_given, known)))
+        return self._elsewhere(name, again, before)
+
+    def _elsewhere(self, name: str, again: Callable[..., Measurement], before: Measurement) -> Measurement:
+        """With few steps where verdicts need no more, and with all where one is left open."""
+        steps = steps_elsewhere(self.rows, self.settings.num_steps)
+        if steps == self.settings.num_steps:
+            return again(name, rows=self.rows)
+        found = again(f"{name}, short", rows=with_spectrum(self.rows, partial(short_run, num_steps=steps)))
+        pairs = {key: (before[key], e) for key, e in found.items() if key in before and e.bracket is not None}
+        run = [row for row in self.rows if row.cost == "Hessian"]
+        if not any(
+            row.key in pairs and Shift(row.key, "", *pairs[row.key]).verdict == "cannot tell" for row in run
+        ):  # more steps narrow brackets, and nothing else
+            return found
+        whole = again(name, rows=run)
+        return replace(
+            found, estimates={**found.estimates, **whole.estimates}, failures={**found.failures, **whole.failures},
+            seconds={**found.seconds, **whole.seconds}, spectrum=whole.spectrum,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Remove the states of the measurements, when all is kept together."""
+        for state in self.states:
+            state.remove()
 
 
 def _given(known: Spectrum, subject: Subject) -> Spectrum:
@@ -325,49 +393,3 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
         for name in ("estimates", "failures", "readings", "conventions")
     }
     return replace(before, **parts)  # type: ignore[arg-type]
-
-
-def _measured(
-    again: Callable[..., Measurement], rows: Sequence[Measure], before: Measurement, settings: Settings
-) -> Measurement:
-    """What is measured elsewhere: with few steps where verdicts need no more, and with all where one is left open."""
-    steps = steps_elsewhere(rows, settings.num_steps)
-    if steps == settings.num_steps:
-        return again(measures=rows)
-    found = again(measures=with_spectrum(rows, lambda subject: short_run(subject, steps)))
-    pairs = {key: (before[key], e) for key, e in found.items() if key in before and e.bracket is not None}
-    run = [row for row in rows if row.cost == "Hessian"]
-    if not any(
-        row.key in pairs and Shift(row.key, "", *pairs[row.key]).verdict == "cannot tell" for row in run
-    ):  # more steps narrow brackets, and nothing else
-        return found
-    whole = again(measures=run)
-    return replace(
-        found, estimates={**found.estimates, **whole.estimates}, failures={**found.failures, **whole.failures},
-        seconds={**found.seconds, **whole.seconds}, spectrum=whole.spectrum,
-    )  # fmt: skip
-
-
-def places_of(
-    risk: Risk, names: Sequence[str] = tuple(TRANSFORMS), strength: float = 4.0, seed: int = 0
-) -> tuple[dict[str, Risk], dict[str, str]]:
-    """The risk at the weights of each transform that applies, and why the others do not.
-
-    Example:
-        >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.ones(2, 1)))
-        >>> places, refused = places_of(risk)
-        >>> list(places), refused["scale_output"]
-        ([], 'the outputs of a regression are its predictions, and would be scaled')
-    """
-    places: dict[str, Risk] = {}
-    refused: dict[str, str] = {}
-    regression = not risk.opaque and sample_outputs(risk).classes == 0
-    for name in names:
-        if regression and TRANSFORMS[name].keeps == "prediction":
-            refused[name] = "the outputs of a regression are its predictions, and would be scaled"
-            continue
-        try:
-            places[name] = TRANSFORMS[name](risk, seed if name in TURNING else strength)
-        except UnsupportedError as error:
-            refused[name] = str(error)
-    return places, refused

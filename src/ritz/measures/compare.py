@@ -240,7 +240,7 @@ def compare(
         ('large < small', 'small < large')
     """
     rows = resolve(measures)
-    notes = _check(risks)
+    notes = check_solutions(risks)
     given = test if isinstance(test, Mapping) else dict.fromkeys(risks, test)
     if missing := [name for name in risks if name not in given]:
         raise ValueError(f"test= has nothing for {', '.join(missing)}; give test data for all, or a risk for each name")
@@ -264,14 +264,38 @@ def compare(
         if found[name].stop != "completed":
             notes = (*notes, f"{found[name].stop} before all solutions were measured")
             break
+    return ranked(found, rows, notes)
+
+
+def ranked(found: Mapping[str, Measurement], rows: Sequence[Measure], notes: Sequence[str] = ()) -> Comparison:
+    """Solutions that are measured, in order by each measure that all of them have.
+
+    Example:
+        >>> data = torch.eye(2), torch.tensor([0, 1])
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), data)
+        >>> rows = resolve(["weight_norm"])
+        >>> places = {"one": risk, "other": risk.at(2 * risk.space.join(risk.params()))}
+        >>> str(ranked({name: measure(place, measures=rows) for name, place in places.items()}, rows)["weight_norm"])
+        'one < other'
+    """
     # one number for each of many has no order
     common = [row for row in rows if all(row.key in m and not m[row.key].many for m in found.values())]
     rankings = {row.key: _rank(row, found) for row in common} if len(found) > 1 else {}
-    return Comparison(measurements=found, rankings=rankings, notes=notes)
+    return Comparison(measurements=found, rankings=rankings, notes=tuple(notes))
 
 
-def _check(risks: Mapping[str, Risk]) -> tuple[str, ...]:
-    """What the reader should know; refused where it is not one problem."""
+def check_solutions(risks: Mapping[str, Risk]) -> tuple[str, ...]:
+    """What the reader should know; refused where it is not one problem.
+
+    Raises:
+        ValueError: If there are fewer than two, or they are not on the same data.
+
+    Example:
+        >>> data = torch.eye(2), torch.tensor([0, 1])
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), data)
+        >>> check_solutions({"one": risk, "other": risk.to(dtype=torch.float64)})
+        ('one and other differ: CrossEntropy, eval mode, float32, and CrossEntropy, eval mode, float64',)
+    """
     if not isinstance(risks, Mapping) or len(risks) < 2:
         raise ValueError("give two or more solutions by name: ritz.compare({'a': risk_a, 'b': risk_b})")
     for name, risk in risks.items():

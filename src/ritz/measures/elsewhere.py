@@ -23,9 +23,11 @@ from ..operators.hessian import Hessian
 from ..results import Estimate
 from ..risk import Risk
 from .measure import Progress
+from .outputs import sample_outputs
 from .registry import MEASURES
 from .row import Measure
-from .subject import Settings, Subject
+from .subject import SHORT_RUN, Settings, Subject
+from .transforms import TRANSFORMS
 
 FEW_STEPS = 25  # ends inside the bulk were seen to 0.1 %, and to 1 % with 16
 TURNING = ("permute",)  # transforms that may do no more than turn the matrix
@@ -47,10 +49,36 @@ def steps_elsewhere(rows: Sequence[Measure], num_steps: int) -> int:
     return min(FEW_STEPS, num_steps) if known else num_steps
 
 
+def places_of(
+    risk: Risk, names: Sequence[str] = tuple(TRANSFORMS), strength: float = 4.0, seed: int = 0
+) -> tuple[dict[str, Risk], dict[str, str]]:
+    """The risk at the weights of each transform that applies, and why the others do not.
+
+    Example:
+        >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.ones(2, 1)))
+        >>> places, refused = places_of(risk)
+        >>> list(places), refused["scale_output"]
+        ([], 'the outputs of a regression are its predictions, and would be scaled')
+    """
+    places: dict[str, Risk] = {}
+    refused: dict[str, str] = {}
+    regression = not risk.opaque and sample_outputs(risk).classes == 0
+    for name in names:
+        if regression and TRANSFORMS[name].keeps == "prediction":
+            refused[name] = "the outputs of a regression are its predictions, and would be scaled"
+            continue
+        try:
+            places[name] = TRANSFORMS[name](risk, seed if name in TURNING else strength)
+        except UnsupportedError as error:
+            refused[name] = str(error)
+    return places, refused
+
+
 def short_run(subject: Subject, num_steps: int) -> Spectrum:
     """The run on the Hessian of a subject with fewer steps than its settings say."""
     s = subject.settings
-    return spectrum(subject.hessian, num_steps, s.num_probes, seed=s.seed, progress=subject.report)
+    kept = subject.kept(SHORT_RUN)
+    return spectrum(subject.hessian, num_steps, s.num_probes, seed=s.seed, progress=subject.tell, checkpoint=kept)
 
 
 def with_spectrum(rows: Sequence[Measure], run: Callable[[Subject], Spectrum]) -> list[Measure]:

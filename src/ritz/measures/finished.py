@@ -1,5 +1,6 @@
 """What of a measurement is finished, so that it is not done again after a kill."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,14 +35,18 @@ class Known:
         """To be saved."""
         return {"found": self.found, "runs": self.runs, "seconds": self.seconds}, {}
 
-    def complete(self, subject: Subject) -> None:
-        """Runs whose results are part of the whole: one is read back, the other is one forward pass."""
+    def complete(self, subject: Subject, rows: Sequence[Measure]) -> None:
+        """Runs whose results are part of the whole: one is read back, the other is one forward pass.
+
+        A measure that follows from a run knows best which that is: a short one, say.
+        """
         if stopping.asked():
             return
-        if HESSIAN_RUN in self.runs:
-            _ = subject.spectrum
-        if FORWARD_PASS in self.runs:
-            _ = subject.outputs
+        for run, cost, name in ((HESSIAN_RUN, "Hessian", "spectrum"), (FORWARD_PASS, "forward", "outputs")):
+            if run in self.runs and subject.peek(run) is None:
+                with contextlib.suppress(Exception):
+                    next(row for row in rows if row.cost == cost).compute(subject)
+                getattr(subject, name)
 
 
 def at_hand(row: Measure, subject: Subject) -> bool:

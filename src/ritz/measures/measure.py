@@ -105,6 +105,8 @@ class Measurement(Mapping[str, Estimate]):
             reasons.setdefault(why, []).append(key)
         notes = [f"not measured: {', '.join(keys)}: {why}" for why, keys in reasons.items()]
         notes += [] if self.stop == "completed" else [self.stop]
+        ended = "complete" if self.spectrum is None else self.spectrum.stop
+        notes += [] if ended.startswith("complete") else [f"the Lanczos run: {ended}"]
         return Table(header, rows, title=f"{self.model}; {self.convention}", notes=notes, numeric=(1, 2))
 
     def _reading(self, key: str) -> str:
@@ -238,7 +240,7 @@ def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress:
             (after if stop else known.found)[row.key] = outcome
         known.add(subject)
         stop = saved.offer(known.state) or stop
-    known.complete(subject)
+    known.complete(subject, rows)
     clock.done()
     found = {row.key: {**known.found, **after}[row.key] for row in rows}
     estimates = {key: outcome for key, outcome in found.items() if isinstance(outcome, Estimate)}

@@ -24,6 +24,7 @@ Report = Callable[[int, int], None]  # (done, total) of the run now under way
 
 NUM_EIGENPAIRS = 10
 HESSIAN_RUN, FORWARD_PASS = "Hessian spectrum", "forward pass"  # runs whose results are part of a measurement
+SHORT_RUN = "short run"  # in the place of that on the Hessian, where few steps do
 
 
 @dataclass(frozen=True)
@@ -150,20 +151,21 @@ class Subject:
         """The largest eigenvalues of the Hessian."""
         k = min(NUM_EIGENPAIRS, self.risk.dim)
         options: dict[str, Any] = {"tol": 1e-4, "seed": self.settings.seed, "progress": self.tell}
-        kept = self._kept("eigenpairs")
+        kept = self.kept("eigenpairs")
         return self.once("eigenpairs", lambda: top_eigenpairs(self.hessian, k, **options, checkpoint=kept))
 
     def _run(self, operator: Operator, name: str) -> Spectrum:
-        s, kept = self.settings, self._kept(name)
+        s, kept = self.settings, self.kept(name)
         return spectrum(operator, s.num_steps, s.num_probes, seed=s.seed, progress=self.tell, checkpoint=kept)
 
     def forget(self) -> None:
         """Remove the states of the runs, when all that was asked of them is kept elsewhere."""
-        for name in (HESSIAN_RUN, "GGN spectrum", "eigenpairs"):
-            if (kept := self._kept(name)) is not None:
+        for name in (HESSIAN_RUN, SHORT_RUN, "GGN spectrum", "eigenpairs"):
+            if (kept := self.kept(name)) is not None:
                 kept.remove()
 
-    def _kept(self, name: str) -> Checkpoint | None:
+    def kept(self, name: str) -> Checkpoint | None:
+        """Where a run keeps its state."""
         return None if self.checkpoint is None else self.checkpoint.within(name)
 
     def once(self, name: str, run: Callable[[], T]) -> T:

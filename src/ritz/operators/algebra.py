@@ -42,6 +42,10 @@ class Derived(Operator):
         """What the operator underneath knows of it."""
         self.base.diagnose()
 
+    def expect(self, products: int) -> None:
+        """For the operator underneath."""
+        self.base.expect(products)
+
 
 class Scaled(Derived):
     """c A."""
@@ -91,6 +95,11 @@ class Sum(Derived):
 
     def convention(self) -> str:
         return f"({self.base.convention()}) + ({self.right.convention()})"
+
+    def expect(self, products: int) -> None:
+        """For both sides."""
+        self.base.expect(products)
+        self.right.expect(products)
 
     def diagnose(self) -> None:
         """What the side whose product fails knows of it."""

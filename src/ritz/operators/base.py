@@ -91,6 +91,8 @@ class Operator(ABC):
 
     def expect(self, products: int) -> None:
         """Hear how many products with single vectors are to come; most matrices make nothing of it."""
+        if products < 0:
+            raise ValueError(f"products must not be negative, got {products}")
 
     @property
     def dim(self) -> int:
@@ -330,8 +332,7 @@ class RiskOperator(Operator):
             >>> H = ritz.Hessian(risk)
             >>> H.expect(800)
         """
-        if products < 0:
-            raise ValueError(f"products must not be negative, got {products}")
+        super().expect(products)
         self._expected = max(self._expected, products)
 
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:

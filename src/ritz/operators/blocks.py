@@ -70,6 +70,10 @@ class PaddedBlocks(Derived):
     def _rows(self, rows: Tensor) -> Tensor:
         return _cut(self.base.rows(_spread(rows, self.space, self.groups)), self.space, self.groups)
 
+    def expect(self, products: int) -> None:
+        """One for each block."""
+        self.base.expect(len(self.groups) * products)
+
     def convention(self) -> str:
         return f"{len(self.groups)} diagonal blocks of {self.base.convention()}"
 
@@ -105,7 +109,7 @@ class BlockDiagonal(RiskOperator):
         base = self.base
         if isinstance(base, Hessian) and base.route == "auto":
             base.batch_rows(params, batch, rows[:1])  # chooses
-        if self._shared and (not isinstance(base, Hessian) or base.route == "reverse"):
+        if self._shared and (not isinstance(base, Hessian) or base.reversible(params, batch, rows[:1])):
             try:
                 if isinstance(base, JacobianProduct):
                     return self._jacobians(base, params, batch, rows)

@@ -6,6 +6,7 @@ EmpiricalFisher  M = c c' with c of the labels in the data: the mean of per-item
 GradientCovariance   EmpiricalFisher - g g', the covariance of per-item gradients
 """
 
+import contextlib
 import logging
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from ..space import random_uniform
 from .algebra import Derived
 from .base import Operator, RiskOperator, difference_step, each_row
 from .derivatives import missing_operation, refuse_once_differentiable
+from .tape import Tape, Tapes
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +36,14 @@ class JacobianProduct(RiskOperator):
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
         self._forward_mode = True  # until an operation turns out not to have it
+        self._tapes = Tapes(risk)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
         """Cotangents of drawn labels (S, *out.shape), for the Monte Carlo Fisher."""
         return None
+
+    def settle(self, rows: Tensor) -> None:
+        self._tapes.refresh()
 
     def _recipe(self) -> Hashable | None:
         return self._forward_mode
@@ -66,10 +72,29 @@ class JacobianProduct(RiskOperator):
             ) from error
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self._forward(params, batch, rows, held)
+        return self._nested(params, batch, rows, held)
 
-    def _forward(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
-        """J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
+    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        tapes, found = self._tapes, None
+        if len(rows) > 1 or tapes.keeps or not tapes.tried:  # else a tape costs the host more than it spares
+            found = tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows))
+        if found is None and tapes.hidden:  # forward mode would look into torch.no_grad()
+            with contextlib.suppress(NotImplementedError):
+                found = self._reverse(params, batch, rows)
+        return self._nested(params, batch, rows) if found is None else found
+
+    def _taped(self, tape: Tape, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """All vectors along one tape of the forward pass, there and back."""
+        loss, out = self.risk.output_loss, tape.out.detach()
+        draws = self._draws(out, batch)
+        tangents, _ = tape.push(self.space.split(rows))
+        middle = torch.func.vmap(lambda u: loss.middle(self.kind, out, batch.data, u, draws))(tangents)
+        image = rows.new_empty(rows.shape)
+        tape.pull(middle, self.space.split(image))
+        return image, loss.weight(out, batch.data)
+
+    def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
+        """By torch.func: J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
         loss = self.risk.output_loss
 
         def outputs(p: Params) -> Tensor:

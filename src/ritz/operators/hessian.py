@@ -4,7 +4,9 @@
     reverse      grad (grad L . v)         reverse mode twice; widest coverage of operations
     difference   [grad L(w + e v) - grad L(w - e v)] / 2e      no second derivative needed; approximate
 
-Counted in multiplications of a dense layer (gradient = 3): K products by either exact route cost 3 + 6 K.
+Counted in multiplications of a dense layer (gradient = 3): K products cost 3 + 6 K in reverse, and 2 + 6 K in forward
+mode along a tape (`ritz.operators.tape`), or 6 K where the tape is kept. Where a forward pass cannot be followed,
+forward mode is that of torch.func.
 """
 
 import contextlib
@@ -21,11 +23,13 @@ from torch import Tensor
 from ..batches import Batch
 from ..convolutions import SmoothConvolutions
 from ..errors import NumericalWarning, UnsupportedError
+from ..losses import CallableLoss, Loss
 from ..plan import Route
 from ..replay import multiplies_in_tf32
 from ..risk import Params, Risk
 from .base import RiskOperator, difference_step, each_row
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
+from .tape import Tape, Tapes
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,8 @@ class Hessian(RiskOperator):
 
     Args:
         risk: The risk.
-        route: How products are taken. "auto" tries the exact routes on the first batch and keeps "reverse", unless
+        route: How products are taken. "auto" tries the exact routes on the first batch. Where they agree it keeps
+            "forward" on a CPU if the forward pass can be followed (`ritz.operators.tape`), else "reverse", unless
             "forward" takes less than half the time; where they disagree, or only one works, it is held against
             differences of the gradient, and where none works these are taken, with a `NumericalWarning`. After the
             first product `route` and the convention say which it is.
@@ -69,6 +74,8 @@ class Hessian(RiskOperator):
         self.error: float | None = None  # of differences, relative, where it was measured
         self._batched = True  # whether reverse mode takes all vectors of a chunk at once
         self._graph_seen = False  # whether the graph was searched for what reverse mode leaves out in silence
+        self._tapes = Tapes(risk)
+        self._reversible: bool | None = None  # whether reverse mode gives the same; not known before it is asked
 
     def _like(self, risk: Risk) -> "Hessian":
         return Hessian(risk, self.route)
@@ -84,6 +91,7 @@ class Hessian(RiskOperator):
     def settle(self, rows: Tensor) -> None:
         """Ranks try the routes on one and the same batch, and go by the clock of the first."""
         world, names = self.risk.world, self.risk.names
+        self._tapes.refresh()
         if self.risk.sharded:
             self._settle_sharded(rows)
             return
@@ -130,10 +138,15 @@ class Hessian(RiskOperator):
         """
         batch, params = next(iter(self.risk.batches)), self.risk.params()
         with self.risk.session():
-            near, far = (self._difference(params, batch, row[None], stretch)[0] for stretch in (1.0, 2.0))
+            near, far = (self._stretched(params, batch, row, stretch) for stretch in (1.0, 2.0))
         near, far = self.world.sum(near), self.world.sum(far)
         size = float(near.norm())
         return float((near - far).norm()) / (3 * size) if size else 0.0
+
+    def _stretched(self, params: Params, batch: Batch, row: Tensor, stretch: float) -> Tensor:
+        """The difference on one batch, in pieces as small as memory asks for."""
+        pieces = self.risk._pieces(lambda p, piece: self._difference(p, piece, row[None], stretch), params, batch)
+        return torch.stack([image for image, _ in pieces]).sum(0)
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.route == "auto":
@@ -155,7 +168,39 @@ class Hessian(RiskOperator):
             params, batch, rows
         )
 
-    def _forward(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
+    def reversible(self, params: Params, batch: Batch, row: Tensor) -> bool:
+        """Whether reverse mode gives what the chosen route does, on this batch and row (1, dim); tried once.
+
+        For those who take several products from the graph of one gradient.
+        """
+        if self.route != "forward":
+            return self.route == "reverse"
+        if self._reversible is None:
+            try:
+                forward, reverse = (self._by(route, params, batch, row)[0] for route in _EXACT)
+                self._reversible = self._agree(forward, reverse)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._reversible = False
+        return self._reversible
+
+    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows))
+        return self._nested(params, batch, rows) if found is None else found
+
+    def _taped(self, tape: Tape, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """All vectors along one tape of the forward pass."""
+        loss, out = self.risk.output_loss, tape.out.detach()
+        tangents, dots = tape.push(self.space.split(rows), keep=True)
+        slope, curve = loss_derivatives(loss, out, batch.data)
+        image = rows.new_empty(rows.shape)
+        tape.bend(curve(tangents), slope, dots, self.space.split(image))
+        return image, loss.weight(out, batch.data)
+
+    def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
+        """By torch.func, which knows most operations."""
+
         def total(p: Params) -> tuple[Tensor, Tensor]:
             return self.risk.total_and_weight({**(held or {}), **p}, batch)
 
@@ -169,7 +214,7 @@ class Hessian(RiskOperator):
         return each_row(product, self.space, rows)
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self._forward(params, batch, rows, held)  # two passes in reverse cannot be compiled
+        return self._nested(params, batch, rows, held)  # two passes in reverse cannot be compiled
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         single = len(rows) == 1  # then nothing need be batched, which convolutions of the fast kind cannot be
@@ -213,27 +258,28 @@ class Hessian(RiskOperator):
 
     def _choose(self, params: Params, batch: Batch, rows: Tensor) -> Route:
         """The fastest exact route that works on this batch and is right; the difference where none is."""
-        tried: dict[Route, tuple[float, Tensor]] = {}
+        images: dict[Route, Tensor] = {}
         missing: dict[Route, str] = {}
         for route in _EXACT:
             try:
-                tried[route] = _timed(partial(self._by, route, params, batch, rows), self.device)
+                images[route] = self._by(route, params, batch, rows)[0]
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
-        if not tried:
+        if not images:
             self._difference(params, batch, rows[:1])  # a model that is itself at fault fails here, and says why
             reason = "; ".join(sorted(set(missing.values())))
             self._warn(f"no exact Hessian product, for want of a second derivative: {reason}")
             return "difference"
-        images = {route: image for route, (_, image) in tried.items()}
-        if len(tried) < 2 or not self._agree(*images.values()):
+        if len(images) < 2 or not self._agree(*images.values()):
             return self._arbitrate(params, batch, rows, images)
-        # Reverse mode, which is mostly the faster, unless forward takes less than half of its time: so seldom near a
-        # tie that two runs do not differ by the clock.
-        quick = {route: seconds * (1.0 if route == "reverse" else 2.0) for route, (seconds, _) in tried.items()}
-        best = min(quick, key=lambda route: quick[route])
+        best: Route = "forward"
+        if not (self._tapes.works and self.device.type == "cpu"):
+            # Reverse mode, which is mostly faster than torch.func, unless forward takes less than half of its time: so
+            # seldom near a tie that two runs do not differ by the clock.
+            forward, reverse = (_timed(partial(self._by, r, params, batch, rows), self.device) for r in _EXACT)
+            best = "forward" if 2 * forward < reverse else "reverse"
         log.info("Hessian products by the %s route", best)
         return best
 
@@ -272,6 +318,20 @@ class Hessian(RiskOperator):
         warnings.warn(text, NumericalWarning, stacklevel=2)
 
 
+def loss_derivatives(loss: Loss, out: Tensor, data: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The gradient of the sum over a batch in the outputs, and its Hessian there as a function of tangents (k, ...)."""
+    with torch.enable_grad():
+        leaf = out.detach().requires_grad_()
+        (slope,) = gradients(loss.total(leaf, data), [leaf], create_graph=isinstance(loss, CallableLoss))
+
+    def curve(tangents: Tensor) -> Tensor:
+        if isinstance(loss, CallableLoss):
+            return _pull([slope], [leaf], [tangents], batched=True)[0] if slope.requires_grad else 0 * tangents
+        return torch.func.vmap(lambda u: loss.middle("ggn", out, data, u))(tangents)
+
+    return slope.detach(), curve
+
+
 def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor], batched: bool) -> list[Tensor]:
     """Gradients (k, *shape) of `outputs` in `inputs` for k stacked cotangents (k, *shape)."""
     count = len(vectors[0])
@@ -290,12 +350,11 @@ def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor]
     ]
 
 
-def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> tuple[float, Tensor]:
-    """Seconds of the better of two calls after a first one, and what it gave.
+def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> float:
+    """Seconds of the better of two calls, after a first one.
 
     On a CPU those of this process, which other work on the machine does not lengthen.
     """
-    result = fn()[0]
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(2):
@@ -306,4 +365,4 @@ def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> tup
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(clock() - start)
-    return min(times), result
+    return min(times)

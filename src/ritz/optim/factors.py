@@ -1,23 +1,17 @@
 """Running Kronecker factors of a block of parameters, and the eigenbasis in which they are inverted."""
 
-import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..comm import World
 from ..operators.kronecker import Eigenspace, eigenbasis, kronecker, rayleigh
 from ..operators.layer_factors import Statistics, Unit
 
 Start = Literal["debiased", "identity"]
 Refresh = Literal["eigh", "qr"]
-
-_AT_ONCE = {"cuda": 5}  # decompositions on streams of their own; one leaves most of a GPU idle, more gain nothing
 
 
 class Average:
@@ -114,6 +108,13 @@ class RunningBlock:
         """Where the factors are; that of the CPU before there are any."""
         value = next(iter(self.averages.values())).value
         return torch.device("cpu") if value is None else value.device
+
+    @property
+    def cost(self) -> float:
+        """Of `renew`, about: the third powers of the orders of what it decomposes, and something for the rest."""
+        factors = [average.value for average in self.averages.values() if average.value is not None]
+        square = [f for f in factors if f.ndim == 3 and f.shape[-1] == f.shape[-2]]
+        return float(sum(f.shape[0] * f.shape[-1] ** 3 for f in square)) + 1
 
     def add(self, stats: Statistics, weight: Tensor | float) -> None:
         """Take the sums of the passes of one step; none where the block had no part in them."""
@@ -243,138 +244,6 @@ class RunningBlock:
         self.vectors = {what: own(tensor) for what, tensor in state["vectors"].items()}
         self.values = {what: own(tensor) for what, tensor in state["values"].items()}
         self.renewed, self._wide, self._changed = state["renewed"], None, True
-
-
-def renew_all(blocks: Sequence[RunningBlock]) -> None:
-    """New eigenvectors of several blocks; on a GPU some at a time, the widest first.
-
-    A decomposition keeps its host thread waiting, so each has a thread and a stream of its own.
-
-    Example:
-        >>> from ritz.operators.layer_factors import units_of
-        >>> unit = units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""]
-        >>> blocks = [RunningBlock(unit), RunningBlock(unit)]
-        >>> for block in blocks:
-        ...     block.add({"|input": torch.eye(1)[None], "|rows": torch.tensor(1.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
-        >>> renew_all(blocks)
-        >>> [block.renewed for block in blocks]
-        [1, 1]
-    """
-    widest_first = sorted(blocks, key=lambda block: -block.unit.inputs)
-    _abreast([block.renew for block in widest_first], {block.device for block in blocks})
-
-
-def renew_shared(blocks: Sequence[RunningBlock], world: World) -> None:
-    """`renew_all` shared out among ranks: each decomposes some of the blocks, and all have the results.
-
-    The factors are to be the same on every rank. A decomposition of order n costs n^3; the next dearest block goes to
-    the rank that has least to do.
-
-    Example:
-        >>> from ritz.comm import SELF
-        >>> from ritz.operators.layer_factors import units_of
-        >>> block = RunningBlock(units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""])
-        >>> block.add({"|input": torch.eye(1)[None], "|rows": torch.tensor(1.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
-        >>> renew_shared([block], SELF)
-        >>> block.renewed
-        1
-    """
-    if world.size == 1:
-        return renew_all(blocks)
-    load, owners = [0.0] * world.size, [0] * len(blocks)
-    costs = [_cost(block) for block in blocks]
-    for number in sorted(range(len(blocks)), key=lambda number: -costs[number]):
-        owners[number] = load.index(min(load))
-        load[owners[number]] += costs[number]
-    mine = [block for block, owner in zip(blocks, owners, strict=True) if owner == world.rank]
-    error = None
-    try:
-        if mine:
-            renew_all(mine)
-    except Exception as caught:
-        error = caught
-    made = [block.parts() for block in mine]
-    told = world.agree("eigendecompositions", error, [{n: t is not None for n, t in own.items()} for own in made])
-    sent = world.cat([t for own in made for t in own.values() if t is not None], blocks[0].device)
-    queues = [(iter(names), iter(tensors)) for names, tensors in zip(told, sent, strict=True)]
-    for block, owner in zip(blocks, owners, strict=True):
-        names, tensors = queues[owner]
-        # the owner takes what it sent as well: all go on with the same bits
-        block.adopt({name: next(tensors) if there else None for name, there in next(names).items()})
-    return None
-
-
-def _cost(block: RunningBlock) -> float:
-    """Of a decomposition, in the third power of its order."""
-    factors = [average.value for average in block.averages.values() if average.value is not None]
-    return float(sum(f.shape[0] * f.shape[-1] ** 3 for f in factors if f.ndim == 3 and f.shape[-1] == f.shape[-2])) + 1
-
-
-def summed(stats: Statistics, weight: Tensor | float, world: World) -> tuple[Statistics, Tensor | float]:
-    """Statistics and their weight, added up over ranks by one sum; what a rank has not seen counts as zero.
-
-    Example:
-        >>> from ritz.comm import SELF
-        >>> summed({"a": torch.ones(1)}, 2.0, SELF)
-        ({'a': tensor([1.])}, 2.0)
-    """
-    if world.size == 1:
-        return stats, weight
-    own = {name: (tuple(t.shape), t.dtype) for name, t in stats.items()}
-    known = {name: kind for each in world.agree("factors", None, own) for name, kind in each.items()}
-    if not known:
-        return {}, weight
-    device = next((t.device for t in stats.values()), torch.device("cpu"))
-    dtype = next(iter(known.values()))[1]
-    for _, other in known.values():
-        dtype = torch.promote_types(dtype, other)
-    names = sorted(known)
-    tensors = [stats[n] if n in stats else torch.zeros(known[n][0], device=device) for n in names]
-    flat = world.sum(torch.cat([t.reshape(-1).to(device, dtype) for t in tensors]))
-    parts = flat.split([t.numel() for t in tensors])
-    whole = world.sum(torch.as_tensor(weight, dtype=torch.float64))
-    found = {n: part.reshape(known[n][0]).to(known[n][1]) for n, part in zip(names, parts, strict=True)}
-    return found, whole.to(device)
-
-
-def _abreast(jobs: Sequence[Callable[[], None]], devices: Collection[torch.device]) -> None:
-    """Run all jobs, those of one GPU beside each other; then raise the error of the first that failed, if any did.
-
-    A job may replace tensors of the caller's. They return to the memory of the stream that they were made on, and every
-    stream has waited for the caller's before anything is made there.
-    """
-    device = next(iter(devices))
-    most = min(len(jobs), _AT_ONCE.get(device.type, 1))
-    if most < 2 or len(devices) > 1:
-        for job in jobs:
-            job()
-        return
-    on_gpu = device.type == "cuda"
-    if on_gpu:  # torch loads its solvers at the first call, and fails where two threads make it
-        torch.linalg.eigh(torch.eye(1, device=device))
-    current = torch.cuda.current_stream(device) if on_gpu else None
-    streams = [torch.cuda.Stream(device) if on_gpu else None for _ in range(most)]
-    free: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
-    for stream in streams:
-        free.put(stream)
-
-    def run(job: Callable[[], None]) -> None:
-        stream = free.get()
-        try:
-            with torch.no_grad(), torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
-                if stream is not None and current is not None:
-                    stream.wait_stream(current)
-                job()
-        finally:
-            free.put(stream)
-
-    with ThreadPoolExecutor(most) as pool:
-        done = [pool.submit(run, job) for job in jobs]
-    for stream in streams:
-        if stream is not None and current is not None:
-            current.wait_stream(stream)
-    for one in done:
-        one.result()
 
 
 def _aligned(vectors: Tensor | None) -> Tensor | None:

@@ -1,8 +1,9 @@
-"""Parameter groups by name: made from globs, and matched with those of a saved state."""
+"""Parameter groups: made from globs of names, checked, matched with those of a saved state, and moved by a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..space import select
@@ -51,6 +52,26 @@ def renamed(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
     return {**state_dict, "param_groups": ordered}
 
 
+def check_signs(group: Mapping[str, Any]) -> None:
+    """Refuse a group with a negative rate, momentum or weight decay, or a damping that is not positive.
+
+    Example:
+        >>> check_signs({"lr": -1.0, "momentum": 0.9, "weight_decay": 0.0, "damping": 1.0})
+        Traceback (most recent call last):
+        ValueError: lr must not be negative, got -1.0
+    """
+    for key in ("lr", "momentum", "weight_decay"):
+        if not float(group[key]) >= 0:
+            raise ValueError(f"{key} must not be negative, got {group[key]}")
+    for damping in group["damping"].values() if isinstance(group["damping"], Mapping) else (group["damping"],):
+        _check_damping(damping)
+
+
+def _check_damping(damping: Any) -> None:
+    if not float(damping) > 0:
+        raise ValueError(f"damping must be positive, got {damping}")
+
+
 def damping_of(block: str, group: Mapping[str, Any]) -> float:
     """The damping of a block as a group has it now: one number, or one for each block.
 
@@ -66,8 +87,7 @@ def damping_of(block: str, group: Mapping[str, Any]) -> float:
         if block not in damping:
             raise ValueError(f"no damping for block {block!r}; there is some for {', '.join(damping)}")
         damping = damping[block]
-    if not float(damping) > 0:
-        raise ValueError(f"damping must be positive, got {damping}")
+    _check_damping(damping)
     return float(damping)
 
 
@@ -92,3 +112,31 @@ def decayed(p: Tensor, group: Mapping[str, Any]) -> Tensor:
     """
     assert p.grad is not None
     return p.grad if group["decoupled"] or not group["weight_decay"] else p.grad.add(p, alpha=group["weight_decay"])
+
+
+def descend(
+    params: list[Tensor],
+    moves: list[Tensor],
+    group: Mapping[str, Any],
+    state: MutableMapping[Tensor, dict[str, Any]],
+) -> None:
+    """m <- momentum m + v, w <- w - lr m, for the parameters of a group at once; decoupled weight decay before it.
+
+    Example:
+        >>> w, settings = torch.ones(1), {"lr": 0.5, "lr_scale": 1.0, "momentum": 0.0, "decoupled": True}
+        >>> descend([w], [torch.ones(1)], {**settings, "weight_decay": 0.2}, {})
+        >>> w.item()  # 0.9 - 0.5
+        0.4
+    """
+    rate = rate_of(group)
+    if group["decoupled"] and group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
+    if group["momentum"]:
+        for p, move in zip(params, moves, strict=True):
+            if "momentum_buffer" not in state[p]:
+                state[p]["momentum_buffer"] = torch.zeros_like(move)
+        buffers = [state[p]["momentum_buffer"] for p in params]
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, moves)
+        moves = buffers
+    torch._foreach_add_(params, moves, alpha=-rate)

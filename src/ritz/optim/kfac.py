@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from ..comm import Group, world
 from ..errors import NumericalWarning, UnsupportedError
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
-from ..modes import unwrapped
+from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
 from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
 from ..replay import Recordings, place_of, tensor_cores
 from ..sharded import is_sharded
 from ..space import select
-from .factors import Refresh, RunningBlock, Start, renew_shared, summed
-from .groups import damping_of, decayed, grouped, rate_of, renamed
+from .factors import Refresh, RunningBlock, Start
+from .groups import check_signs, damping_of, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher
+from .renewal import keep_together, renew_shared, summed
 from .skipping import finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse", "bce"]
@@ -132,24 +133,8 @@ class KFAC(torch.optim.Optimizer):
         seed: int = 0,
         group: Group = "world",
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; KFAC needs the layers")
-        _one_of("fisher", fisher, get_args(FisherKind))
-        _one_of("start", start, get_args(Start))
-        _one_of("refresh", refresh, get_args(Refresh))
-        _at_least("factor_every", factor_every, 1)
-        _at_least("inverse_every", inverse_every, 1)
-        _at_least("num_samples", num_samples, 1)
-        if not 0 <= stat_decay < 1:
-            raise ValueError(f"stat_decay must lie in [0, 1), got {stat_decay}")
-        if kl_clip is not None and not kl_clip > 0:
-            raise ValueError(f"kl_clip must be positive, or None, got {kl_clip}")
-        if type(model).__name__ in ("DistributedDataParallel", "_FabricModule"):
-            model = unwrapped(model)
-        if is_sharded(model):
-            raise UnsupportedError(
-                "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
-            )
+        _check(fisher, start, refresh, factor_every, inverse_every, num_samples, stat_decay, kl_clip)
+        model = _trainable(model)
         self.world = world(group)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._params:
@@ -167,10 +152,9 @@ class KFAC(torch.optim.Optimizer):
         self._recordings = Recordings(most=1)
         devices = {p.device for p in self._params.values()}
         self._replays = len(devices) == 1 and next(iter(devices)).type == "cuda"
-        known = _LOSSES[loss]() if isinstance(loss, str) and loss in _LOSSES else loss
         collector = Collector(units, sharing, max_factor)
         self._watcher = Watcher(
-            model, collector, _as_loss(known), fisher, num_samples, loss_scale, tf32, seed, self.world
+            model, collector, _as_loss(loss), fisher, num_samples, loss_scale, tf32, seed, self.world
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -183,12 +167,7 @@ class KFAC(torch.optim.Optimizer):
             raise ValueError(
                 "KFAC trains the parameters of its model; this group has one that was not there, or frozen"
             )
-        for key in ("lr", "momentum", "weight_decay"):
-            if not float(group[key]) >= 0:
-                raise ValueError(f"{key} must not be negative, got {group[key]}")
-        for damping in group["damping"].values() if isinstance(group["damping"], Mapping) else (group["damping"],):
-            if not float(damping) > 0:
-                raise ValueError(f"damping must be positive, got {damping}")
+        check_signs(group)
 
     # ------------------------------------------------------------------------------------------- statistics
 
@@ -228,7 +207,7 @@ class KFAC(torch.optim.Optimizer):
             )
         stats, weight = self._watcher.take()
         if self._watcher.active and self.world.size > 1:
-            self._keep_together()
+            keep_together(list(self._params.values()), self.world)
             stats, weight = summed(stats, weight, self.world)
         if stats and not finite(stats.values()):
             warnings.warn(
@@ -243,25 +222,6 @@ class KFAC(torch.optim.Optimizer):
         due = [block for number, block in enumerate(self.blocks.values()) if self._renewal_due(number, block)]
         if due:
             renew_shared(due, self.world)
-
-    def _keep_together(self) -> None:
-        """Ranks multiply each for itself, and round-off would part their weights in the end: all take those of rank 0.
-
-        Raises:
-            ValueError: If more than round-off is between them.
-        """
-        params = list(self._params.values())
-        flat = torch.cat([p.detach().reshape(-1) for p in params])
-        common, lengths = self.world.same(flat, float(flat.double().norm()))
-        apart = max(self.world.gather(float((common - flat).double().norm())))
-        if apart > 1e-3 * max(lengths):
-            raise ValueError(
-                f"the weights of the ranks are {apart:.3g} apart, of {max(lengths):.3g}: gradients have to be averaged "
-                "over ranks, as DistributedDataParallel does; KFAC(..., group='self') trains on each rank by itself"
-            )
-        if apart:
-            for p, part in zip(params, common.split([p.numel() for p in params]), strict=True):
-                p.copy_(part.view_as(p))
 
     def _renewal_due(self, number: int, block: RunningBlock) -> bool:
         if block.count == block.renewed:  # nothing new
@@ -327,22 +287,7 @@ class KFAC(torch.optim.Optimizer):
         for group in self.param_groups:
             names = [name for name in group["param_names"] if name in moves]
             if names:
-                self._move(group, [self._params[name] for name in names], [moves[name] for name in names])
-
-    def _move(self, group: Mapping[str, Any], params: list[Tensor], moves: list[Tensor]) -> None:
-        """m <- momentum m + v, w <- w - lr m, for the parameters of a group at once."""
-        rate = rate_of(group)
-        if group["decoupled"] and group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
-        if group["momentum"]:
-            for p, move in zip(params, moves, strict=True):
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(move)
-            buffers = [self.state[p]["momentum_buffer"] for p in params]
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, moves)
-            moves = buffers
-        torch._foreach_add_(params, moves, alpha=-rate)
+                descend([self._params[name] for name in names], [moves[name] for name in names], group, self.state)
 
     def _clip(self, grads: Mapping[str, Tensor], moves: Mapping[str, Tensor], rates: Mapping[str, float]) -> float:
         """min(1, sqrt(kl_clip / sum lr^2 v'g)) (Ba, Grosse and Martens 2017, section 5)."""
@@ -463,17 +408,45 @@ class KFAC(torch.optim.Optimizer):
         )
 
 
+def _check(
+    fisher: str,
+    start: str,
+    refresh: str,
+    factor_every: int,
+    inverse_every: int,
+    num_samples: int,
+    stat_decay: float,
+    kl_clip: float | None,
+) -> None:
+    """Refuse what cannot be; the settings of groups are looked at as groups are added."""
+    for name, value, kind in (("fisher", fisher, FisherKind), ("start", start, Start), ("refresh", refresh, Refresh)):
+        if value not in get_args(kind):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+    counts = {"factor_every": factor_every, "inverse_every": inverse_every, "num_samples": num_samples}
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if not 0 <= stat_decay < 1:
+        raise ValueError(f"stat_decay must lie in [0, 1), got {stat_decay}")
+    if kl_clip is not None and not kl_clip > 0:
+        raise ValueError(f"kl_clip must be positive, or None, got {kl_clip}")
+
+
+def _trainable(model: nn.Module) -> nn.Module:
+    """The module whose layers are seen in training."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; KFAC needs the layers")
+    model = unwrapped(model, AVERAGING_WRAPPERS)
+    if is_sharded(model):
+        raise UnsupportedError(
+            "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
+        )
+    return model
+
+
 def _as_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
-        raise ValueError(f"loss must be 'cross_entropy', 'mse', 'bce', a torch loss or a ritz.Loss, got {loss!r}")
+        if loss not in _LOSSES:
+            raise ValueError(f"loss must be 'cross_entropy', 'mse', 'bce', a torch loss or a ritz.Loss, got {loss!r}")
+        return _LOSSES[loss]()
     return as_loss(loss)
-
-
-def _one_of(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -14,10 +14,9 @@ the weights.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,18 +26,13 @@ from ..convolutions import SmoothConvolutions
 from ..errors import UnsupportedError
 from ..modes import Forward, Whole, unwrapped
 from ..replay import Recordings, is_static, place_of, settings_of
-from ..space import ParamSpace, random_uniform
+from ..space import ParamSpace, random_permutation
 from .passes import unseen
+from .penalty_losses import LossName, OutputLoss, wide
 
 Form = Literal["ggn", "hessian"]
-LossName = Literal["cross_entropy", "mse", "bce"]
 
-IGNORED = -100  # torch's label of an item that does not count
 _UNREACHED = "the outputs do not depend on any parameter of the model that is trained: there is no trace to lower"
-_CHOICES = {
-    "form": ("ggn", "hessian"),
-    "loss": ("cross_entropy", "mse", "bce"),
-}
 
 
 class TracePenalty:
@@ -102,11 +96,11 @@ class TracePenalty:
             raise ValueError(f"eta must be a finite number, got {eta}")
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction is the share of the batch that is used, in (0, 1], got {fraction}")
-        for name, value in (("form", form), ("loss", loss)):
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, got {value!r}")
-        self.eta, self.fraction, self.form, self.loss = eta, fraction, form, loss
-        self.class_dim, self._asks = 1 if class_dim is None else class_dim, class_dim is None
+        for name, value, kind in (("form", form, Form), ("loss", loss, LossName)):
+            if value not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
+        self.eta, self.fraction, self.form = eta, fraction, form
+        self._loss = OutputLoss(loss, class_dim)
         self.forward, self.seed, self.replay, self.force = forward, seed, replay, force
         self.calls = 0
         self._recordings = Recordings(most=2)
@@ -129,7 +123,7 @@ class TracePenalty:
         size = num_samples(x)
         if size == 0:
             raise ValueError("the batch is empty: there is nothing to take the trace of")
-        labels = targets if targets is not None else self._labels(y)
+        labels = targets if targets is not None else self._loss.labels(y)
         call = self._next_call()
         rows = self._rows(size, call)
         data = map_tensors((x, labels), lambda t: _taken(t, rows, size))
@@ -145,7 +139,7 @@ class TracePenalty:
             return mean * self.eta
         part = data[1]  # items are not evenly spread over samples: the mean is over those of the whole batch
         share = 1.0 if rows is None else size / len(rows)
-        items, every = (_as(mean, self._num_items(y)) for y in (part, labels))
+        items, every = (_as(mean, self._loss.num_items(y)) for y in (part, labels))
         return mean * (share * items / every) * self.eta
 
     def on_outputs(self, out: Tensor, model: nn.Module, y: Tensor | None = None) -> Tensor:
@@ -165,10 +159,10 @@ class TracePenalty:
         if self.form != "ggn":
             raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
         params = _trainable(unwrapped(model))
-        self._check_output(out, self._labels(y))
+        self._check_output(out, self._loss.labels(y))
         origins = self._origins(params, self._next_call()).to(out.device)
         with unseen():
-            return self._pulled_back(out, params, self._labels(y), origins) * self.eta
+            return self._pulled_back(out, params, self._loss.labels(y), origins) * self.eta
 
     def state_dict(self) -> dict[str, int]:
         """What decides the next draw."""
@@ -196,33 +190,30 @@ class TracePenalty:
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), torch.autocast(out.device.type, enabled=False):
             signs = _flat(out.numel()).signs(origins).view(out.shape)
-            root = _random_root(self.loss, out, signs, self.class_dim)
-            if labels is not None:
-                _check_labels(labels, out, self.class_dim)
-                root = root * (labels != IGNORED).unsqueeze(self.class_dim)
+            root = self._loss.random_root(out, signs, labels)
             leaves = list(params.values())
             pulled = torch.autograd.grad(
                 out, leaves, root.to(out.dtype), retain_graph=True, create_graph=keep, allow_unused=True
             )
-            if not (used := [_wide(g) for g in pulled if g is not None]):
+            if not (used := [wide(g) for g in pulled if g is not None]):
                 raise ValueError(_UNREACHED)
             total: Tensor = _SquaredNorm.apply(*used)  # type: ignore[no-untyped-call]
-        return total / _as(total, self._num_items(out if labels is None else labels))
+        return total / _as(total, self._loss.num_items(out if labels is None else labels))
 
     def _curvature_along(self, run: "_Run", params: Mapping[str, Tensor], x: Any, y: Tensor, origins: Tensor) -> Tensor:
         """v' H v, differentiable; v of random signs."""
         space = ParamSpace.of(params)
-        row = space.signs(origins).to(_wide(next(iter(params.values()))).dtype)
+        row = space.signs(origins).to(wide(next(iter(params.values()))).dtype)
         probe = space.split(row)
 
         def total(t: Tensor) -> Tensor:
             out = run({name: p + (t * probe[name]).to(p.dtype) for name, p in params.items()}, x)
             self._check_output(out, y)
-            return _total(self.loss, out, y, self.class_dim)
+            return self._loss.total(out, y)
 
         with torch.autocast(row.device.type, enabled=False):
             curvature = _second_derivative(total, row)
-        return curvature / _as(curvature, self._num_items(y))
+        return curvature / _as(curvature, self._loss.num_items(y))
 
     # ------------------------------------------------------------------------------------------- replay
 
@@ -246,7 +237,7 @@ class TracePenalty:
 
         own = (t for m in run.modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
         place = place_of(own), settings_of(run.modules)
-        key = (self.form, self.loss, self.class_dim, tuple(params), place, skeleton(data))
+        key = (self.form, self._loss, tuple(params), place, skeleton(data))
         mean, *grads = self._recordings.run(key, recorded, [origins, *tensors_of(data)])
         known: Tensor = _Known.apply(mean, grads, *params.values())  # type: ignore[no-untyped-call]
         return known
@@ -268,19 +259,7 @@ class TracePenalty:
         num = max(1, round(self.fraction * size))
         if num == size:
             return None
-        return random_uniform(size, ("penalty samples", self.seed, call)).argsort()[:num]
-
-    def _labels(self, y: Tensor | None) -> Tensor | None:
-        """Targets that tell which items count; all others are of no use to the GGN."""
-        return y if y is not None and self.loss == "cross_entropy" and not y.is_floating_point() else None
-
-    def _num_items(self, like: Tensor) -> Tensor | float:
-        """What torch's mean divides by, from the targets or from the outputs of a batch."""
-        if self.loss != "cross_entropy":
-            return float(like.numel())
-        if not like.is_floating_point():
-            return (like != IGNORED).sum().clamp(min=1)
-        return like.numel() / like.shape[self.class_dim]
+        return random_permutation(size, ("penalty samples", self.seed, call))[:num]
 
     def _check_output(self, out: Any, labels: Tensor | None) -> None:
         if not isinstance(out, Tensor):
@@ -288,15 +267,7 @@ class TracePenalty:
                 f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
                 "TracePenalty(..., forward=lambda model, x: model(**x).logits)"
             )
-        if self.loss == "cross_entropy" and out.ndim < 2:
-            raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
-        if self.loss == "cross_entropy" and self._asks and labels is None and out.ndim > 2:
-            raise ValueError(
-                f"where the classes are in outputs {tuple(out.shape)} is not known without labels: give them, or say "
-                "TracePenalty(..., class_dim=-1) for (batch, tokens, classes), class_dim=1 for images"
-            )
-        if self.loss == "cross_entropy" and out.shape[self.class_dim] == 1:
-            raise ValueError("cross-entropy of one class has no curvature; a binary network has loss='bce'")
+        self._loss.check_output(out, labels)
         if self.form == "ggn" and not out.requires_grad:
             raise ValueError(_UNREACHED)
 
@@ -399,14 +370,6 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return params
 
 
-def _wide(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# ----------------------------------------------------------------------------------------------------- the loss
-
-
 def _flat(size: int) -> ParamSpace:
     """The outputs as one row, whose signs are drawn as those of weights are."""
     return ParamSpace(("penalty signs",), (torch.Size([size]),))
@@ -415,48 +378,6 @@ def _flat(size: int) -> ParamSpace:
 def _as(like: Tensor, number: Tensor | float) -> Tensor | float:
     """A number in the precision of what it is to be multiplied with."""
     return number.to(like) if isinstance(number, Tensor) else number
-
-
-def _random_root(loss: str, out: Tensor, signs: Tensor, class_dim: int) -> Tensor:
-    """r (*out.shape) with E[r r'] the Hessian of the SUM over items in the outputs; differentiable, also at p = 0.
-
-    Cross-entropy: sum_c s_c sqrt(p_c) (e_c - p); squared error: sqrt(2) s; binary: s sqrt(p (1 - p)). Roots of
-    probabilities come from their logarithms: the derivative of a square root at 0 is infinite, that of exp is not.
-    """
-    f = _wide(out)
-    signs = signs.to(f)
-    if loss == "mse":
-        return math.sqrt(2) * signs
-    if loss == "bce":
-        return signs * ((F.logsigmoid(f) + F.logsigmoid(-f)) / 2).exp()
-    log_p = f.log_softmax(class_dim)
-    pulled = signs * (log_p / 2).exp()
-    return pulled - log_p.exp() * pulled.sum(class_dim, keepdim=True)
-
-
-def _check_labels(labels: Tensor, out: Tensor, class_dim: int) -> None:
-    items = out.select(class_dim, 0).shape
-    if labels.shape != items:
-        raise ValueError(
-            f"labels {tuple(labels.shape)} do not fit outputs {tuple(out.shape)} with classes in dimension {class_dim}"
-            "; say where they are: TracePenalty(..., class_dim=...)"
-        )
-
-
-def _total(loss: str, out: Tensor, y: Tensor, class_dim: int) -> Tensor:
-    """The loss summed over items, at least float32."""
-    out = _wide(out)
-    if y.is_floating_point() or loss != "cross_entropy":
-        if y.shape != out.shape:
-            raise ValueError(f"targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}")
-    else:
-        _check_labels(y, out, class_dim)
-    if loss == "mse":
-        return F.mse_loss(out, y.to(out), reduction="sum")
-    if loss == "bce":
-        return F.binary_cross_entropy_with_logits(out, y.to(out), reduction="sum")
-    target = y.movedim(class_dim, 1).to(out) if y.is_floating_point() else y.long()
-    return F.cross_entropy(out.movedim(class_dim, 1), target, ignore_index=IGNORED, reduction="sum")
 
 
 def _second_derivative(fn: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:

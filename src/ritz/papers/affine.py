@@ -18,7 +18,7 @@ from ..measures.outputs import sample_outputs
 from ..measures.study.correlation import pearson, spearman
 from ..results import Estimate, from_samples
 from ..risk import Risk
-from ..space import random_uniform
+from ..space import random_permutation
 from .base import Claim
 from .data.images import Data
 
@@ -45,7 +45,7 @@ def compare(data: Data, seed: int, num: int = NUM_IMAGES, probes: int = PROBES) 
     """
     if not 3 <= num <= len(data[0]):
         raise ValueError(f"a correlation needs 3 images or more, of the {len(data[0])} that there are, got {num}")
-    rows = random_uniform(len(data[0]), ("affine images", seed)).argsort()[:num].to(data[0].device)
+    rows = random_permutation(len(data[0]), ("affine images", seed))[:num].to(data[0].device)
     X, y = data[0][rows].double(), data[1][rows]
     with isolated_rng(seed):
         model = nn.Linear(X.shape[1], 10, dtype=torch.float64)

@@ -10,10 +10,9 @@ tell ratios, roughly, and no speeds.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from .cifar_spectra_claims import ratio
 from .damping_cifar import (
     ADAM,
     ADAM_D,
-    CHANCE,
     DECAYS,
     LARGE_EPS,
     LOW,
@@ -39,6 +37,7 @@ from .damping_cifar import (
     Arm,
     study,
 )  # fmt: skip
+from .damping_cifar_runs import Runs, accuracy, at_time, variant
 from .experiment import Progress, Rows, Setting
 
 PAPER = "seed 004"
@@ -47,7 +46,6 @@ BETTER = 0.01  # points: one of the 10,000 images
 SAME_ACCURACY = 1.0  # points: two accuracies that the paper calls comparable
 SAME_DAMPING = 0.2  # two trajectories that coincide: difference of their means, relative
 DEBIASED = "with debiased averages"  # what is not in the published code is said to be so
-PUBLISHED = "averages from the identity on and kl_clip 0.01 as published (here debiased, and 0.001)"
 SHARED = "seconds of runs that shared one device"
 STABLE = {"SGD": 0.01, "Adam": 0.12, "KFAC": 0.32}  # section 8
 
@@ -78,97 +76,6 @@ def claims(item: str, rows: Rows) -> list[Claim]:
         [('Adam-D - Adam', 'holds in direction'), ('Adam-D - SGD', 'holds in direction')]
     """
     return _CLAIMS[item](Runs(rows))
-
-
-# --------------------------------------------------------------------------------------------------- runs
-
-
-class Runs:
-    """Rows by arm, in the order of their seeds."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {}
-        for row in sorted(rows, key=lambda row: row["seed"]):
-            self.rows.setdefault(row["arm"], []).append(row)
-
-    def of(self, arm: Arm | str) -> list[dict[str, Any]]:
-        """The runs of an arm."""
-        return self.rows[arm if isinstance(arm, str) else arm.label]
-
-    def accuracy(self, arm: Arm | str, which: str = "test", share: float = 1.0) -> Tensor:
-        """After a share of the epochs, one number for each seed."""
-        return torch.tensor([accuracy(row, which, share) for row in self.of(arm)], dtype=torch.float64)
-
-    def lost(self, arm: Arm | str) -> float:
-        """The share of lost runs among those that left chance; NaN where none did."""
-        states = [row["state"] for row in self.of(arm) if row["state"] != "at chance"]
-        return states.count("lost") / len(states) if states else math.nan
-
-    def decided(self, *arms: Arm | str) -> bool:
-        """Whether any run of these arms was trained."""
-        return any(row["state"] == "trained" for arm in arms for row in self.of(arm))
-
-    def short_of(self, arm: Arm) -> str:
-        """What its runs have not of what the paper had, for a number that only the whole training reaches."""
-        whole = arm.epochs[-1]
-        ends = [row["epoch"][-1] for row in self.of(arm) if row["state"] != "lost"]
-        epochs = f"{max(ends)} of {whole} epochs" if ends and max(ends) < whole else ""
-        return "; ".join(filter(None, (epochs, variant(arm))))
-
-    def told(self, *arms: Arm | str) -> str:
-        """What came of arms, for people."""
-        return "; ".join(self._told(arm) for arm in arms)
-
-    def _told(self, arm: Arm | str) -> str:
-        own = self.of(arm)
-        means = ", ".join(
-            f"{which} {float(self.accuracy(arm, which).mean()):.1f}" for which in ("train", "val", "test")
-        )
-        states = [row["state"] for row in own]
-        trouble = ", ".join(f"{states.count(state)} {state}" for state in ("lost", "at chance") if state in states)
-        length = str(max((row["epoch"][-1] for row in own if row["epoch"]), default=0))
-        if isinstance(arm, Arm):
-            length += f" of {arm.epochs[-1]}"
-        return f"{own[0]['arm']}, {len(own)} seeds, {length} epochs: {means} %" + (f", {trouble}" if trouble else "")
-
-
-def variant(arm: Arm) -> str:
-    """What the paper's KFAC had and that of an arm has not.
-
-    Example:
-        >>> variant(SGD), variant(Arm("KFAC", 1e-3, 0.03, code=True)), variant(Arm("KFAC", 1e-3, 0.03))[:26]
-        ('', '', 'averages from the identity')
-    """
-    return PUBLISHED if arm.method == "KFAC" and not arm.code else ""
-
-
-def accuracy(row: Mapping[str, Any], which: str = "test", share: float = 1.0) -> float:
-    """Of a run after a share of its epochs, in per cent; that of a guess where the run is lost.
-
-    Example:
-        >>> row = {"state": "trained", "test_accuracy": [10.0, 20.0, 25.0, 40.0]}
-        >>> accuracy(row), accuracy(row, share=0.5), accuracy({**row, "state": "lost"})
-        (40.0, 20.0, 1.0)
-    """
-    curve = row[f"{which}_accuracy"]
-    return CHANCE if row["state"] == "lost" else float(curve[math.ceil(share * len(curve)) - 1])
-
-
-def at_time(row: Mapping[str, Any], seconds: float) -> float:
-    """The test accuracy that a run had after so many seconds of training, linear between epochs, from chance on.
-
-    Example:
-        >>> row = {"state": "trained", "seconds": [10.0, 20.0], "test_accuracy": [11.0, 31.0]}
-        >>> [at_time(row, seconds) for seconds in (5.0, 15.0, 99.0)]
-        [6.0, 21.0, 31.0]
-    """
-    if row["state"] == "lost":
-        return CHANCE
-    points = [(0.0, CHANCE), *zip(row["seconds"], row["test_accuracy"], strict=True)]
-    for (left, low), (right, high) in pairwise(points):
-        if seconds <= right:
-            return float(low + (high - low) * (seconds - left) / (right - left))
-    return float(points[-1][1])
 
 
 # -------------------------------------------------------------------------------------------- kinds of claims

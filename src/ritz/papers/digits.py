@@ -39,6 +39,7 @@ from .data.images import Data, Split, load
 Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
 
 NUM_TRAIN, NUM_TEST = 1200, 597
+NAMED = "weight decay "  # how the name of a solution begins
 TRAINING_SHARE, AUDIT_SHARE = 0.3, 0.15  # of the time, for the progress bar
 
 # what the table has, in its order; the keys are those of ritz.measures
@@ -159,20 +160,18 @@ def study(settings: Settings = Settings(), progress: Progress | None = None) -> 
             progress(text, part)
 
     for weight_decay in settings.weight_decays:
-        name = f"{weight_decay:g}"
+        name = f"{NAMED}{weight_decay:g}"
 
         def trained(epoch: int, name: str = name) -> None:
             part = (len(risks) + epoch / settings.epochs) / len(settings.weight_decays)
-            report(f"weight decay {name}: training", TRAINING_SHARE * part)
+            report(f"{name}: training", TRAINING_SHARE * part)
 
         model = train(train_data, weight_decay, settings, trained)
         risks[name] = Risk(model, nn.CrossEntropyLoss(), train_data, batch_size=len(train_data[0]), plan=plan)
     comparison = compare(
         risks, test_data, measures=[*COLUMNS, "train_loss", "train_error"], num_steps=settings.num_steps,
         num_probes=settings.num_probes, seed=settings.seed,
-        progress=lambda text, part: report(
-            f"weight decay {text}", TRAINING_SHARE + (1 - TRAINING_SHARE - AUDIT_SHARE) * part
-        ),
+        progress=lambda text, part: report(text, TRAINING_SHARE + (1 - TRAINING_SHARE - AUDIT_SHARE) * part),
     )  # fmt: skip
     audited = audit(
         risks[name], test_data, measures=AUDITED, transforms=TRANSFORMS, seed=settings.seed,
@@ -197,10 +196,8 @@ def findings(found: Study) -> list[str]:
     for verdict, text in words.items():
         keys = [COLUMNS[key] for key, value in verdicts.items() if value.verdict == verdict]
         order += f" {text}: {', '.join(keys)}." if keys else ""
-    audited = (
-        [] if found.audit is None else [f"Audit at weight decay {last}, {text}" for text in found.audit.findings()]
-    )
-    return [f"From weight decay {first} to {last} " + "; ".join(lines) + ".", order, _sharpness(found), *audited]
+    audited = [] if found.audit is None else [f"Audit at {last}, {text}" for text in found.audit.findings()]
+    return [f"From {first} to {decay_of(last)} " + "; ".join(lines) + ".", order, _sharpness(found), *audited]
 
 
 def _change(found: Study, key: str, scale: float, unit: str, digits: int) -> str:
@@ -238,7 +235,7 @@ def table(found: Study) -> dict[str, Any]:
         "num_params": spectrum_of(found, found.ends[0]).dim,
         "versions": versions,
         "rows": [
-            {"weight_decay": float(name)} | {key: _plain(value) for key, value in row.items()}
+            {"weight_decay": float(decay_of(name))} | {key: _plain(value) for key, value in row.items()}
             for name, row in found.rows.items()
         ],
         "order_by_gap_in_loss": {key: dataclasses.asdict(found.comparison.agreement(key)) for key in MEASURES},
@@ -256,6 +253,16 @@ def _plain(value: Estimate) -> dict[str, Any]:
     }
 
 
+def decay_of(name: str) -> str:
+    """The weight decay in the name of a solution.
+
+    Example:
+        >>> decay_of("weight decay 0.0005")
+        '0.0005'
+    """
+    return name.removeprefix(NAMED)
+
+
 def spectrum_of(found: Study, name: str) -> Spectrum:
     """The spectrum at one weight decay."""
     spectrum = found.rows[name].spectrum
@@ -268,4 +275,4 @@ def save(found: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "table.json"
     target.write_text(json.dumps(table(found), indent=1) + "\n", encoding="utf-8")
-    return [target, *(spectrum_of(found, name).save(folder / f"spectrum-{name}") for name in found.rows)]
+    return [target, *(spectrum_of(found, name).save(folder / f"spectrum-{decay_of(name)}") for name in found.rows)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .digits import COLUMNS, Study, spectrum_of
+from .digits import COLUMNS, Study, decay_of, spectrum_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def _spectra(part: "Figure", found: Study, shades: "NDArray[np.float64]") -> Non
         ax.plot(grid, value, color=color, lw=1.2)
         ax.plot(spectrum.head, torch.full_like(spectrum.head, 0.04), "|", color=color, ms=6,
                 transform=ax.get_xaxis_transform())  # fmt: skip
-        text = f"weight decay {name},  ‖H‖ = {float(spectrum.spectral_norm.value):.3g}"
+        text = f"{name},  ‖H‖ = {float(spectrum.spectral_norm.value):.3g}"
         ax.text(0.985, 0.93, text, transform=ax.transAxes, ha="right", va="top")
         ax.set(yscale="log", ylim=(one / 30, 10.0 * float(value.max())), xlim=(float(grid[0]), float(grid[-1])))
         ax.spines[["top", "right"]].set_visible(False)
@@ -88,6 +88,6 @@ def _bars(ax: "Axes", found: Study, shades: "NDArray[np.float64]") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     keys = [ax.barh([0], [0], color=color)[0] for color in shades]
     ax.legend(
-        keys, list(found.rows), title="weight decay", ncols=len(keys), frameon=False,
+        keys, [decay_of(name) for name in found.rows], title="weight decay", ncols=len(keys), frameon=False,
         loc="upper center", bbox_to_anchor=(0.5, -0.1),
     )  # fmt: skip

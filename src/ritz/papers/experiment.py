@@ -10,7 +10,6 @@ the rows that were measured.
 """
 
 import json
-import math
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 import torch
 
 from ..files import write_text
+from ..nonfinite import in_words
 from ..provenance import own_commit
 from ..results import Estimate
 from .base import Claim
@@ -157,7 +157,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
     target = folder / result["paper"] / f"{result['item']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     entries = []
-    for key, value in finite(result).items():
+    for key, value in in_words(result).items():
         inner = value if isinstance(value, list) and value and isinstance(value[0], dict) else None
         text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
         entries.append(f" {_json(key)}: {text}")
@@ -239,34 +239,6 @@ def read_claim(plain: Mapping[str, Any]) -> Claim:
     return Claim(**fields)
 
 
-def numbers(rows: Any) -> Any:
-    """Rows as they were before they were written: "nan", "inf" and "-inf" are numbers.
-
-    Example:
-        >>> numbers([{"loss": [1.0, "inf"], "stop": "finished"}])
-        [{'loss': [1.0, inf], 'stop': 'finished'}]
-    """
-    if isinstance(rows, dict):
-        return {key: numbers(value) for key, value in rows.items()}
-    if isinstance(rows, list):
-        return [numbers(value) for value in rows]
-    return float(rows) if isinstance(rows, str) and rows in ("nan", "inf", "-inf") else rows
-
-
 def _short(value: Any) -> float:
     """Seven digits."""
     return float(f"{float(value):.7g}")
-
-
-def finite(node: Any) -> Any:
-    """Plain data with "nan", "inf" and "-inf" for what JSON has no numbers for; `numbers` undoes it.
-
-    Example:
-        >>> finite({"loss": (1.0, float("inf"))})
-        {'loss': [1.0, 'inf']}
-    """
-    if isinstance(node, dict):
-        return {key: finite(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [finite(item) for item in node]
-    return str(node) if isinstance(node, float) and not math.isfinite(node) else node

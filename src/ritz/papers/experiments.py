@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..nonfinite import in_numbers
 from . import (
     affine,
     cifar_spectra,
@@ -33,7 +34,7 @@ from . import (
 )
 from .base import Claim
 from .data.images import load_images
-from .experiment import Experiment, Outcome, Progress, Rows, Setting, numbers, plain_claim
+from .experiment import Experiment, Outcome, Progress, Rows, Setting, plain_claim
 
 
 def _affine(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
@@ -211,5 +212,5 @@ def judge(result: Mapping[str, Any], table: Sequence[Experiment] = EXPERIMENTS) 
     one = next((one for one in table if (one.paper, one.item) == (result["paper"], result["item"])), None)
     if one is None or one.claims is None:
         return dict(result)
-    found = [claim for claim in one.claims(numbers(result["rows"])) if claim.paper in PAPERS[one.paper]]
+    found = [claim for claim in one.claims(in_numbers(result["rows"])) if claim.paper in PAPERS[one.paper]]
     return {**result, "claims": [plain_claim(claim) for claim in found]}

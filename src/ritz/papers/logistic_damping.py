@@ -26,7 +26,7 @@ from ..krylov.lanczos import lanczos
 from ..krylov.quadrature import eigen_system
 from ..operators.base import Operator, full_precision
 from ..optim.lanczos_opt import ritz_pairs
-from ..space import ParamSpace, random_uniform
+from ..space import ParamSpace, random_permutation
 from .data.images import Data
 
 Progress = Callable[[int, int], None]  # (done, total)
@@ -93,7 +93,7 @@ def draw(data: Data, seed: int, num: int = NUM_TRAIN) -> Data:
     X, y = data
     if not 0 < num <= len(X):
         raise ValueError(f"expected from 1 to {len(X)} images to draw, got {num}")
-    chosen = random_uniform(len(X), ("logistic_damping images", seed)).argsort()[:num]
+    chosen = random_permutation(len(X), ("logistic_damping images", seed))[:num]
     return X[chosen], y[chosen]
 
 

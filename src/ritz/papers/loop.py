@@ -20,7 +20,7 @@ from ..optim import AutoDamping, IterateAverage, TrainingLog
 from ..plan import Plan
 from ..reading import damaged
 from ..risk import Risk
-from ..space import random_bits, random_uniform
+from ..space import random_bits, random_permutation
 from .checkpoints import ELSEWHERE, Folder
 from .recipe import Averaging, Recipe
 
@@ -95,7 +95,7 @@ def batch_order(num: int, seed: int, epoch: int, device: torch.device | str = "c
         >>> batch_order(5, seed=0, epoch=0).sort().values.tolist()
         [0, 1, 2, 3, 4]
     """
-    return random_uniform(num, ("batches", seed, epoch), device).argsort()
+    return random_permutation(num, ("batches", seed, epoch), device)
 
 
 @torch.no_grad()
@@ -342,7 +342,7 @@ class Loop:
         num = self.options.train_subset
         if num is None or num >= len(data[0]):
             return data
-        rows = random_uniform(len(data[0]), ("subset", self.recipe.seed), self.device).argsort()[:num]
+        rows = random_permutation(len(data[0]), ("subset", self.recipe.seed), self.device)[:num]
         return data[0][rows], data[1][rows]
 
     def _clock(self) -> float:

@@ -21,7 +21,7 @@ from ..measures.study.correlation import pearson, without_outliers
 from ..measures.study.resampling import ranks
 from ..results import Estimate, from_samples
 from ..risk import Risk
-from ..space import random_uniform
+from ..space import random_permutation
 from .data.images import Data, load_images
 from .experiment import Setting
 
@@ -46,7 +46,7 @@ def drawn(data: Data, num: int, seed: int) -> Data:
         >>> len(y.unique()), bool((X == y).all())
         (4, True)
     """
-    rows = random_uniform(len(data[0]), ("points", seed), data[0].device).argsort()[:num]
+    rows = random_permutation(len(data[0]), ("points", seed), data[0].device)[:num]
     return data[0][rows], data[1][rows]
 
 

@@ -30,7 +30,7 @@ from ..operators.hessian import Hessian
 from ..plan import Plan
 from ..results import Estimate, affine, derived
 from ..risk import Params, Risk
-from ..space import random_uniform
+from ..space import random_permutation
 from .data.images import Data, load_images
 from .data.images import read_idx as read_idx
 
@@ -258,7 +258,7 @@ def batch_order(num: int, seed: int, epoch: int, device: torch.device | str = "c
         >>> batch_order(5, seed=0, epoch=0).sort().values.tolist()
         [0, 1, 2, 3, 4]
     """
-    return random_uniform(num, ("mnist_mlp order", seed, epoch), device).argsort()
+    return random_permutation(num, ("mnist_mlp order", seed, epoch), device)
 
 
 def _check(

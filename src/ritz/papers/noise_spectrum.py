@@ -32,7 +32,7 @@ from ..operators.hessian import Hessian
 from ..operators.noise import BatchNoise
 from ..results import Estimate
 from ..risk import Risk
-from ..space import random_uniform
+from ..space import random_permutation
 from . import noise_spectrum_measures as measures
 from .base import Claim
 from .data import DATASETS, load
@@ -155,7 +155,7 @@ def _entries(model: nn.Module, data: Data, blocks: Tensor, number: int, seed: in
     Weights of dead units, whose diagonal entry is the same for all blocks, are not drawn.
     """
     live = (blocks.diagonal(dim1=1, dim2=2).var(0) > 0).nonzero().flatten().cpu()
-    order = live[random_uniform(len(live), ("columns", seed)).argsort()]
+    order = live[random_permutation(len(live), ("columns", seed))]
     found = measures.sample_columns(model, data, order[:number].tolist())
     return found[:, :, order[-number:].to(found.device)].flatten(1)
 

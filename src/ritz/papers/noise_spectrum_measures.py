@@ -17,7 +17,7 @@ from .. import rmt
 from ..operators.hessian import Hessian
 from ..results import Estimate, from_samples
 from ..risk import Risk
-from ..space import random_uniform
+from ..space import random_permutation, random_uniform
 from .data.images import Data
 
 TOP = 10  # eigenvalues whose share of Tr X^2 is told: one for each class
@@ -71,7 +71,7 @@ def spectra(blocks: Tensor, sizes: Sequence[int], block: int, most: int, key: ob
 
 def _groups(num: int, each: int, key: object) -> tuple[Tensor, ...]:
     """Numbers of the blocks of disjoint batches, in a drawn order."""
-    order: Tensor = random_uniform(num, ("noise", key)).argsort()
+    order: Tensor = random_permutation(num, ("noise", key))
     return tuple(order[place : place + each] for place in range(0, num - each + 1, each))
 
 

@@ -14,12 +14,13 @@ from textwrap import fill, shorten
 from typing import Any, get_args
 
 from ..files import write_text
+from ..nonfinite import in_numbers
 from ..reading import brief, read_json
 from ..results import show
 from ..schema import check_fields, fits
 from .base import Claim, Verdict, allowed
 from .catalogue import CATALOGUE, Shown
-from .experiment import Experiment, numbers, read_claim
+from .experiment import Experiment, read_claim
 from .experiments import EXPERIMENTS, PAPERS
 from .highlights import HIGHLIGHTS, Highlight
 
@@ -116,7 +117,7 @@ def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIME
         draw = drawings.get((result["paper"], result["item"]))
         if draw is not None:
             written.append(docs / figure_name(result))
-            draw(numbers(result["rows"])).savefig(written[-1], dpi=100, metadata={"Software": None})
+            draw(in_numbers(result["rows"])).savefig(written[-1], dpi=100, metadata={"Software": None})
     return [*written, write_text(docs / PAGE, page(found, table))]
 
 

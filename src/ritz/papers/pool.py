@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from ..nonfinite import in_numbers, in_words
 from ..reading import damaged, read_json
-from .experiment import Progress, Setting, finite, numbers
+from ..workers import Task, gathered, side_by_side, submitted
+from .experiment import Progress, Setting
 from .loop import Data, Training
 from .recipe import Recipe, describe
 from .train import train
-from .workers import RunFailed, Task, side_by_side
 
 Finish = Callable[[Training, Recipe, Mapping[str, Data]], Mapping[str, Any]]
 
@@ -104,7 +105,7 @@ def train_all(
             if setting.executor is None:
                 found = side_by_side(tasks, setting.workers, told)
             else:
-                found = _submit(tasks, setting.executor, told)
+                found = gathered(submitted(tasks, setting.executor), tasks, told)
     for name, recipe in recipes.items():
         if name not in found:
             said = None if progress is None else partial(progress, f"steps, {name}")
@@ -122,11 +123,11 @@ def _one(
         if finish is None:
             found: dict[str, Any] = {}
         elif folder is not None and _is_found(folder, finish):
-            found = numbers(_said(folder)["found"])
+            found = in_numbers(_said(folder)["found"])
         else:
             found = dict(finish(done, recipe, data))
             if folder is not None:
-                text = json.dumps({"finish": describe(finish, "finish"), "found": finite(found)}, indent=1)
+                text = json.dumps({"finish": describe(finish, "finish"), "found": in_words(found)}, indent=1)
                 write_text(folder / FOUND, text + "\n")
     except Exception as error:
         error.add_note(f"in run {name!r}")
@@ -190,32 +191,3 @@ def _one_apart(
 ) -> Finished:  # fmt: skip
     """One run, in a process that is not this one."""
     return _one(name, recipe, _read(*given), folder, finish, options)
-
-
-def _submit(tasks: Mapping[str, Task], executor: Any, done: Callable[[int, int], None] | None) -> dict[str, Finished]:
-    """Every task as a job; all are waited for before the first failure is raised."""
-    jobs = {name: executor.submit(function, *args) for name, (function, args) in tasks.items()}
-    found: dict[str, Finished] = {}
-    failed: RunFailed | None = None
-    if done is not None:
-        done(0, len(jobs))
-    try:
-        for name, job in jobs.items():
-            try:
-                found[name] = job.result()
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                if failed is None:
-                    failed = RunFailed(name, why)
-                    failed.__cause__ = error
-                else:
-                    failed.add_note(f"run {name!r} failed too: {why}")
-            if done is not None:
-                done(len(found), len(jobs))
-    except BaseException:  # Ctrl-C
-        for job in jobs.values():
-            getattr(job, "cancel", lambda: None)()
-        raise
-    if failed is not None:
-        raise failed
-    return found

@@ -42,7 +42,9 @@ def _lead(spectra: Mapping[str, Spectrum]) -> str:
         else f"{one.num_probes} probes of {one.num_steps} Lanczos steps and {len(one.head)} locked outliers"
     )  # fmt: skip
     several = f" {len(spectra)} matrices share the axis; the legend switches them." if len(spectra) > 1 else ""
-    return f"How the {one.dim:,} eigenvalues are spread: {how}. {_sentence(one.convention)}{several}"
+    ends = {name: s.stop for name, s in spectra.items() if not s.stop.startswith("complete")}
+    ended = "".join(f" {_sentence(f'{name}: {stop}' if name else stop)}" for name, stop in ends.items())
+    return f"How the {one.dim:,} eigenvalues are spread: {how}. {_sentence(one.convention)}{several}{ended}"
 
 
 def _sentence(text: str) -> str:

@@ -310,7 +310,8 @@ def _total(
     name: str, factor: float, found: _Sum, offset: float, text: str, spectrum: Spectrum, support: tuple[float, float]
 ) -> Estimate:  # fmt: skip
     """offset + factor * the sum."""
-    samples, *sides = (offset + factor * each for each in (found.value, found.low, found.high))
+    # each eigenvalue's part is on one side of 0, to round-off
+    samples, *sides = (offset + factor * each.clamp(min=0) for each in (found.value, found.low, found.high))
     low, high = sorted(float(side.mean()) for side in sides)
     about = {"bracket": (low, high), "support": support, **_about(spectrum, text)}
     if spectrum.tail is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...risk import Params, Risk
-from ...space import random_uniform
+from ...space import random_permutation
 from .degrees import Conflict, Solution, solve
 from .joints import Joint, layer_of, listed, pick
 from .tape import trace
@@ -248,7 +248,7 @@ def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -
 
 def _permuted(risk: Risk, units: Units, seed: int) -> Risk:
     """The risk with these units in an order that the seed names."""
-    order = random_uniform(units.size, ("permute", int(seed), units.weight)).argsort()
+    order = random_permutation(units.size, ("permute", int(seed), units.weight))
     if bool((order == torch.arange(units.size)).all()):
         order = order.roll(1)
     state = risk.state()

@@ -1,0 +1,42 @@
+"""Ranks that train together look together: at one point, and when all have come to it."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..comm import World
+from ..risk import Risk
+
+
+def meet(world: World) -> None:
+    """Wait for all ranks, as long as the process group does: one may be saving a checkpoint, say, before it looks.
+
+    Example:
+        >>> from ritz.comm import SELF
+        >>> meet(SELF)
+    """
+    if world.size > 1:
+        dist.barrier(group=world.group)
+
+
+def at_first(risk: Risk, test: Any = None) -> tuple[Risk, Any]:
+    """The risk, and a risk on test data, with the buffers of the first rank.
+
+    Replicas have one set of weights, and of BatchNorm's running statistics each its own, those of its batches.
+
+    Example:
+        >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(1, 1), torch.ones(1, 1)))
+        >>> at_first(risk) == (risk, None)
+        True
+    """
+    if risk.world.size == 1 or risk.sharded:
+        return risk, test
+    state = risk.state()
+    own = {name: state[name] for name, _ in risk.model.named_buffers() if state[name].is_floating_point()}
+    if not own:
+        return risk, test
+    flat, _ = risk.world.same(torch.cat([t.flatten() for t in own.values()]), None)
+    parts = flat.split([t.numel() for t in own.values()])
+    first = {name: part.view(t.shape) for part, (name, t) in zip(parts, own.items(), strict=True)}
+    return risk.at(first), test.at(first) if isinstance(test, Risk) else test

@@ -1,0 +1,275 @@
+"""The rules of some layers, and the table of all rules."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rules import (
+    _DIM,
+    Bars,
+    Dots,
+    Expanded,
+    Matrices,
+    Other,
+    Parts,
+    Permuted,
+    Pointwise,
+    Reduced,
+    Reshaped,
+    Rule,
+    Sinks,
+    Step,
+    Untaped,
+    Value,
+    aten,
+    lower,
+    sinks_of,
+    tensor_of,
+)  # fmt: skip
+
+
+class Softmax(Rule):
+    """softmax along one dimension; a row that is masked altogether is nought, and so is its derivative."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.dim = step.args[1] % self.out.ndim + 1
+
+    def _map(self, x: Tensor) -> Tensor:
+        """y (x - y . x), which is its own transpose."""
+        scaled: Tensor = x * self.out
+        return scaled.addcmul_(self.out, scaled.sum(self.dim, keepdim=True), value=-1)
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
+        return (self._map(dots[self.step.inputs[0]]),)
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        into[0].add(self._map(bars[0]), own=True)
+
+    def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:
+        (bar,) = bars
+        dot = dots[self.step.outs[0]]  # type: ignore[index]
+        into[0].add_times(dot, bar - (bar * self.out).sum(self.dim, keepdim=True))
+        into[0].add_times((dot * bar).sum(self.dim, keepdim=True), -self.out)
+
+
+class Norm(Rule):
+    """Layer, group and batch norm: y = weight n + bias with n = r (x - m).
+
+    The mean m and r = 1 / sqrt(variance + eps) are taken over `dims` of x, seen in the shape `view`, or are constants.
+    What takes x' to n' is symmetric, P x' = r (x' - <x'> - n <n x'>), and P g changes along x' by
+
+        -r (<n x'> P g + n' <n g> + n <n' g>)
+    """
+
+    fresh = True
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        x, args, packet = tensor_of(step.args[0]), step.args, step.func.overloadpacket
+        layer = packet is aten.native_layer_norm
+        self.x, (self.weight, self.bias) = args[0], args[2:4] if layer else args[1:3]
+        self.view = x.shape
+        self.dims: tuple[int, ...] = ()
+        if layer:
+            self.scale, self.dims = tuple(args[1]), tuple(range(x.ndim - len(args[1]), x.ndim))
+        elif packet is aten.native_group_norm:
+            self.view = torch.Size((len(x), args[6], x.shape[1] // args[6], *x.shape[2:]))
+            self.scale, self.dims = (*self.view[1:3], *(1,) * (x.ndim - 2)), tuple(range(2, x.ndim + 1))
+        else:
+            self.scale, self.dims = (x.shape[1], *(1,) * (x.ndim - 2)), (0, *range(2, x.ndim)) if args[5] else ()
+        x = x.reshape(self.view)
+        if self.dims:
+            variance, mean = torch.var_mean(x, self.dims, correction=0, keepdim=True)
+        else:
+            mean, variance = (tensor_of(t).reshape(self.scale) for t in args[3:5])
+        self.r = (variance + args[4 if layer else 7]).rsqrt()
+        self.n = (x - mean) * self.r
+        self.w = None if self.weight is None else tensor_of(self.weight).reshape(self.scale)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        return x.mean([d + 1 for d in self.dims], keepdim=True)
+
+    def _map(self, x: Tensor, along: Tensor | None = None) -> Tensor:
+        """P x, with <n x> if it is known."""
+        if not self.dims:
+            return torch.mul(x, self.r)
+        along = self._mean(x * self.n) if along is None else along
+        return (x - self._mean(x)).addcmul_(self.n, along, value=-1).mul_(self.r)
+
+    def _see(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), *self.view)
+
+    def _scaling(self, dot: Tensor) -> Tensor:
+        """Tangents of weight or bias, to be broadcast."""
+        return dot.reshape(len(dot), *(1,) * (len(self.view) - len(self.scale)), *self.scale)
+
+    def _gathered(self, x: Tensor, value: Value) -> Tensor:
+        """Summed over what weight and bias are common to."""
+        return lower(x, torch.Size(self.scale)).reshape(len(x), *value.tensor.shape)
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
+        terms = []
+        if isinstance(self.x, Value):
+            ahead = self._map(self._see(dots[self.x]))
+            terms.append(ahead if self.w is None else ahead.mul_(self.w))
+        if isinstance(self.weight, Value):
+            terms.append(self._scaling(dots[self.weight]) * self.n)
+        if isinstance(self.bias, Value):
+            terms.append(self._scaling(dots[self.bias]))
+        total = terms[0] if terms[0].shape[1:] == self.view else terms[0].expand(-1, *self.view).clone()
+        for more in terms[1:]:
+            total += more
+        return (total.reshape(len(total), *self.out.shape), *(None for _ in self.step.outs[1:]))
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        bar = self._see(bars[0])
+        x, weight, bias = sinks_of(into, (self.x, self.weight, self.bias))
+        if x is not None:
+            x.add(self._map(bar if self.w is None else bar * self.w).reshape(len(bar), *self.x.tensor.shape), own=True)
+        if weight is not None:
+            weight.add(self._gathered(bar * self.n, self.weight))
+        if bias is not None:
+            bias.add(self._gathered(bar, self.bias))
+
+    def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:
+        x, weight, _ = sinks_of(into, (self.x, self.weight, self.bias))
+        if x is None:
+            return
+        g, dot = self._see(bars[0]), self._see(dots[self.x])
+        along = self._mean(dot * self.n) if self.dims else None
+        ahead = self._map(dot, along)  # n'
+        if weight is not None:
+            weight.add(self._gathered(ahead * g, self.weight))
+            x.add(self._map(g * self._scaling(dots[self.weight])).reshape(dots[self.x].shape), own=True)
+        if along is not None:
+            g = g if self.w is None else g * self.w
+            change = (along * self._map(g)).addcmul_(ahead, self._mean(self.n * g))
+            change.addcmul_(self.n, self._mean(ahead.mul_(g))).mul_(-self.r)
+            x.add(change.reshape(dots[self.x].shape), own=True)
+
+
+class Embedding(Rule):
+    """Rows of a table."""
+
+    fresh = True
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
+        table, places = dots[self.step.inputs[0]], self.step.args[1]
+        return (table.index_select(1, places.flatten()).reshape(len(table), *self.out.shape),)
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        (bar,), places = bars, self.step.args[1]
+        k, size = len(bar), len(self.value)  # k tables as one
+        first = torch.arange(k, device=bar.device).mul_(size).reshape(k, *(1,) * places.ndim)
+        into[0].add(aten.embedding_dense_backward(bar, places + first, k * size, -1, False).reshape(k, size, -1))
+
+
+class Convolution(Rule):
+    """The three bilinear forms of a convolution (`ritz.convolutions`), each of which the others are derivatives of."""
+
+    fresh = True
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.x, self.weight, self.bias, *self.how = step.args
+        if self.out.ndim != tensor_of(self.weight).ndim:
+            raise Untaped("a convolution of a single sample")
+
+    def _ahead(self, x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = aten.convolution(x, weight, None, *self.how)
+        return out
+
+    def _back(self, bar: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
+        """The gradient in x (0) or in the weight (1)."""
+        wanted = [which == 0, which == 1, False]
+        found: Tensor = aten.convolution_backward(bar, x, weight, None, *self.how, wanted)[which]
+        return found
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
+        x, weight = tensor_of(self.x), tensor_of(self.weight)
+        terms = []
+        if isinstance(self.x, Value):
+            dot = dots[self.x]
+            terms.append(self._ahead(dot.flatten(0, 1), weight).unflatten(0, (len(dot), -1)))
+        if isinstance(self.weight, Value):
+            terms.append([self._ahead(x, w) for w in dots[self.weight]])
+        if isinstance(self.bias, Value):
+            dot = dots[self.bias]
+            terms.append(dot.reshape(len(dot), 1, -1, *(1,) * (x.ndim - 2)).expand(len(dot), *self.out.shape))
+        total = torch.stack(terms[0]) if isinstance(terms[0], list) else terms[0]
+        total = total.clone() if self.step.inputs == [self.bias] else total
+        for more in terms[1:]:
+            for one, term in zip(total, more, strict=True):
+                one += term
+        return (total,)
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        (bar,) = bars
+        x, weight, bias = sinks_of(into, (self.x, self.weight, self.bias))
+        values = tensor_of(self.x), tensor_of(self.weight)
+        if x is not None:
+            like = bar.new_empty(1).expand(len(bar) * len(values[0]), *values[0].shape[1:])  # its shape alone is read
+            x.add(self._back(bar.flatten(0, 1), like, values[1], 0).unflatten(0, (len(bar), -1)), own=True)
+        if weight is not None:
+            weight.add(torch.stack([self._back(g, *values, 1) for g in bar]), own=True)
+        if bias is not None:
+            bias.add(bar.sum((1, *range(3, bar.ndim))))
+
+    def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:
+        x, weight, _ = sinks_of(into, (self.x, self.weight, self.bias))
+        if x is None or weight is None:
+            return
+        bar, values = bars[0][0], (tensor_of(self.x), tensor_of(self.weight))
+        x.add(torch.stack([self._back(bar, values[0], w, 0) for w in dots[self.weight]]), own=True)
+        weight.add(torch.stack([self._back(bar, d, values[1], 1) for d in dots[self.x]]), own=True)
+
+
+class MaxPool(Rule):
+    """The largest of each window: a choice of elements of each plane."""
+
+    fresh = True
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.chosen = step.results[1].flatten(-2)
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
+        dot = dots[self.step.inputs[0]]
+        found = dot.flatten(-2).gather(-1, self.chosen.expand(len(dot), *self.chosen.shape))
+        return found.reshape(len(dot), *self.out.shape), None
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        bar = bars[0]
+        total = self.value.new_zeros(len(bar), *self.value.flatten(-2).shape)
+        total.scatter_add_(-1, self.chosen.expand(len(bar), *self.chosen.shape), bar.flatten(-2))
+        into[0].add(total.reshape(len(bar), *self.value.shape), own=True)
+
+
+NORMS = (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm)
+RULES: dict[Any, type[Rule]] = {
+    **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), Matrices),
+    **dict.fromkeys((aten._softmax, aten._safe_softmax), Softmax),
+    **dict.fromkeys(NORMS, Norm),
+    **dict.fromkeys((aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze), Reshaped),
+    **dict.fromkeys((aten.t, aten.transpose, aten.permute), Permuted),
+    **dict.fromkeys((aten.expand, aten.clone, aten.alias), Expanded),
+    **dict.fromkeys((aten.sum, aten.mean), Reduced),
+    **dict.fromkeys(_DIM, Parts),
+    aten.embedding: Embedding,
+    aten.convolution: Convolution,
+    aten.max_pool2d_with_indices: MaxPool,
+}
+VIEWS = frozenset({aten.view, aten.unsqueeze, aten.squeeze, aten.t, aten.transpose, aten.permute, *_DIM})
+
+
+def rule_of(step: Step) -> Rule:
+    """The rule of an operation, at its values."""
+    known = RULES.get(step.func.overloadpacket)
+    if known is Matrices and step.kwargs:  # scaled
+        return Other(step)
+    if known is not None:
+        return known(step)
+    return Pointwise(step) if torch.Tag.pointwise in step.func.tags else Other(step)

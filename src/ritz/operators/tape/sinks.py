@@ -1,0 +1,134 @@
+"""Sums of what flows back to a value, (k, *shape): on the way, or at the place of a parameter in the image."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Sink:
+    """Where what flows back to one value is added up.
+
+    Example:
+        >>> sink = Sink()
+        >>> sink.add(torch.ones(1, 2))
+        >>> sink.add_times(torch.ones(1, 2), torch.tensor([2.0, 3.0]))
+        >>> sink.total.tolist()
+        [[3.0, 4.0]]
+    """
+
+    __slots__ = ("own", "total")
+
+    def __init__(self, total: Tensor | None = None) -> None:
+        self.total = total
+        self.own = False  # whether the sum is nobody else's, and may be added to in its place
+
+    def add(self, x: Tensor, own: bool = False) -> None:
+        """A term, which is this sink's to write to or not."""
+        if self.total is None:
+            self.total, self.own = x, own
+        elif self.own:
+            self.total += x
+        else:
+            self.total, self.own = self.total + x, True
+
+    def add_times(self, x: Tensor, y: Tensor, spare: bool = False) -> None:
+        """x * y, which broadcast have the shape of the sum; a spare x may be written over."""
+        if self.total is None:
+            self.total, self.own = (x.mul_(y) if spare else x * y), True
+        elif self.own:
+            self.total.addcmul_(x, y)
+        else:
+            self.total, self.own = torch.addcmul(self.total, x, y), True
+
+    def add_product(self, a: Tensor, b: Tensor) -> None:
+        """a @ b, see `product`."""
+        if self.own:
+            product(a, b, self.total, beta=1.0)
+        else:
+            self.add(product(a, b), own=True)
+
+    def part(self, cut: Callable[[Tensor], Tensor], k: int, like: Tensor) -> Tensor:
+        """A view of some of the sum, to be added to."""
+        if self.total is None:
+            self.total = like.new_zeros(k, *like.shape)
+        elif not self.own:
+            self.total = self.total.clone()
+        self.own = True
+        return cut(self.total)
+
+
+class Place(Sink):
+    """The place of a parameter, or of a view of one, in the image.
+
+    The image comes as it is: what is written first overwrites it, and `close` clears what was not written at all.
+
+    Example:
+        >>> place = Place(torch.full((1, 4), torch.nan))
+        >>> Place(place.total[:, :2], place).add(torch.ones(1, 2))  # of a view
+        >>> place.total.tolist()
+        [[1.0, 1.0, 0.0, 0.0]]
+    """
+
+    __slots__ = ("filled", "root")
+    total: Tensor
+
+    def __init__(self, total: Tensor, root: "Place | None" = None) -> None:
+        super().__init__(total)
+        self.own, self.filled = True, False
+        self.root: Place = self if root is None else root.root
+
+    def _open(self) -> float:
+        """0 where the place is to be overwritten, 1 where it is to be added to."""
+        root = self.root
+        if root.filled:
+            return 1.0
+        root.filled = True
+        if self.total.numel() == root.total.numel():
+            return 0.0
+        root.total.zero_()
+        return 1.0
+
+    def add(self, x: Tensor, own: bool = False) -> None:
+        self.total.add_(x) if self._open() else self.total.copy_(x)
+
+    def add_times(self, x: Tensor, y: Tensor, spare: bool = False) -> None:
+        self.total.addcmul_(x, y) if self._open() else torch.mul(x, y, out=self.total)
+
+    def add_product(self, a: Tensor, b: Tensor) -> None:
+        product(a, b, self.total, beta=self._open())
+
+    def part(self, cut: Callable[[Tensor], Tensor], k: int, like: Tensor) -> Tensor:
+        if not self._open():
+            self.total.zero_()
+        return cut(self.total)
+
+    def close(self) -> None:
+        """Nothing more is to come."""
+        if not self.root.filled:
+            self.total.zero_()
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) -> Tensor:
+    """beta out + a @ b of stacked matrices, (k or 1, ..., n, m) and (k or 1, ..., m, p), into `out` where it is given.
+
+    A right factor that is common to all is multiplied with all rows at once, and nothing is copied for its sake.
+
+    Example:
+        >>> product(torch.ones(3, 2, 4), torch.ones(1, 4, 5)).shape
+        torch.Size([3, 2, 5])
+    """
+    k = max(len(a), len(b))
+    if out is None:
+        out, beta = a.new_empty(k, *a.shape[1:-1], b.shape[-1]), 0.0
+    elif out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a weight, seen through its transpose
+        a, b, out = b.mT, a.mT, out.mT
+    if a.ndim == 3 and len(b) == 1 and out.is_contiguous():
+        out.view(-1, out.shape[-1]).addmm_(a.reshape(-1, a.shape[-1]), b[0], beta=beta)
+        return out
+    a, b = (x.expand(k, *x.shape[1:]) for x in (a, b))
+    if out.ndim == 3:
+        return out.baddbmm_(a, b, beta=beta)
+    for one, left, right in zip(out, a, b, strict=True):  # one stack of all would copy what is common
+        one.baddbmm_(left, right, beta=beta)
+    return out

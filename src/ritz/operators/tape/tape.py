@@ -1,0 +1,168 @@
+"""The walks along a tape."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .layers import rule_of
+from .rules import Pointwise, Reshaped, Rule, Step, Value
+from .sinks import Place, Sink
+from .writer import Writer
+
+Rows = Mapping[str, Tensor]  # (k, *shape) by the name of a parameter
+Dots = dict[Value | None, Tensor]
+
+
+class Tape:
+    """The operations between parameters and outputs at one point, and products with their derivatives.
+
+    Args:
+        fn: The outputs as a function of the parameters.
+        params: The parameters by name.
+
+    Raises:
+        Untaped: If the function cannot be followed.
+
+    Example:
+        >>> tape = Tape(lambda p: 5 * p["w"] ** 2, {"w": torch.tensor([2.0, 3.0])})
+        >>> tape.push({"w": torch.ones(1, 2)})[0].tolist()  # 10 w
+        [[20.0, 30.0]]
+        >>> image = {"w": torch.empty(1, 2)}
+        >>> tape.pull(torch.tensor([[1.0, 0.0]]), image)
+        >>> image["w"].tolist()
+        [[20.0, 0.0]]
+        >>> out, dots = tape.push({"w": torch.ones(1, 2)}, keep=True)
+        >>> tape.bend(torch.zeros(1, 2), torch.tensor([1.0, 1.0]), dots, image)  # the Hessian of the sum is 10 I
+        >>> image["w"].tolist()
+        [[10.0, 10.0]]
+    """
+
+    def __init__(self, fn: Callable[[dict[str, Tensor]], Tensor], params: Mapping[str, Tensor]) -> None:
+        with Writer(params) as writer:
+            self.out = fn(dict(params))
+        writer.check()
+        self._leaves, self._end = writer.leaves, writer.find(self.out)
+        self._rules = [rule_of(step) for step in _needed(writer.steps, self._end)]
+        self._last = _last_uses(self._rules, self._end)
+        self._spare = _spare(self._rules, self._end)
+        self._shared: tuple[Tensor, Dots] | None = None  # a gradient in the outputs, and in every value
+
+    def push(self, rows: Rows, keep: bool = False) -> tuple[Tensor, Dots]:
+        """J v (k, *out.shape) for each row v, and the tangents of all values, if they are to be kept."""
+        dots: Dots = {value: rows[name] for name, value in self._leaves.items()}
+        for rule, done, spare in zip(self._rules, self._last, self._spare, strict=True):
+            found = rule.push(dots, spare)  # type: ignore[arg-type]
+            dots.update((v, d) for v, d in zip(rule.step.outs, found, strict=True) if v is not None and d is not None)
+            if not keep:
+                for value in done:
+                    dots.pop(value, None)
+        if self._end is None:
+            return self.out.new_zeros(len(next(iter(rows.values()))), *self.out.shape), dots
+        return dots[self._end], dots
+
+    def pull(self, bars: Tensor, into: Rows) -> None:
+        """J'u for each of the cotangents (k, *out.shape), written into (k, *shape) tensors by name."""
+        self._back(bars, into, {}, {})
+
+    def bend(self, bars: Tensor, bar: Tensor, dots: Dots, into: Rows) -> None:
+        """J'u + (d J' / dw . v) g: what `pull` gives, and the change of the pullback of g along the rows.
+
+        Args:
+            bars: The tangents u of g, (k, *out.shape).
+            bar: The gradient g of a number in the outputs.
+            dots: What `push` kept of the rows v; it is used up.
+            into: (k, *shape) tensors by name.
+        """
+        if self._shared is None or not torch.equal(self._shared[0], bar):
+            self._shared = bar, self._gradients(bar)
+        self._back(bars, into, self._shared[1], dots)
+
+    def _gradients(self, bar: Tensor) -> Dots:
+        """The gradient in every value between, (1, *shape); in the parameters it is not asked for."""
+        sinks: dict[Value | None, Sink] = {self._end: Sink(bar[None])}
+        for rule in reversed(self._rules):
+            bars = [sinks[v].total if v in sinks else None for v in rule.step.outs]
+            into = [None if v.placed else sinks.setdefault(v, Sink()) for v in rule.step.inputs]
+            if any(b is not None for b in bars) and any(s is not None for s in into):
+                rule.pull(bars, into)
+        return {value: sink.total for value, sink in sinks.items() if sink.total is not None}
+
+    def _back(self, bars: Tensor, into: Rows, shared: Dots, dots: Dots) -> None:
+        sinks: dict[Value | None, Sink] = {}
+        for name, value in self._leaves.items():
+            sinks[value] = Place(into[name])
+        for rule in self._rules:
+            if _is_placed(rule):
+                place = sinks[rule.step.inputs[0]]
+                assert isinstance(place, Place)
+                views = zip(rule.step.outs, rule.places(place.total), strict=True)
+                sinks |= {value: Place(view, place) for value, view in views}
+        sinks.setdefault(self._end, Sink()).add(bars)
+        for rule in reversed(self._rules):
+            if _is_placed(rule):
+                continue
+            outs = rule.step.outs
+            own = [sinks.pop(v, None) for v in outs]
+            targets = [sinks.setdefault(v, Sink()) for v in rule.step.inputs]
+            if any(sink is not None and sink.total is not None for sink in own):
+                spare = all(sink is None or sink.own for sink in own)
+                rule.pull([None if sink is None else sink.total for sink in own], targets, spare)
+            given = [shared.get(v) for v in outs if v is not None]
+            if any(b is not None for b in given):
+                rule.bend([None if v is None else shared.get(v) for v in outs], dots, targets)  # type: ignore[arg-type]
+            for value in outs:
+                dots.pop(value, None)
+        for value in self._leaves.values():
+            sinks[value].close()  # type: ignore[attr-defined]
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        held = [v.tensor for rule in self._rules for v in (*rule.step.inputs, *rule.step.outs) if v is not None]
+        held += [x for rule in self._rules for x in vars(rule).values() if isinstance(x, Tensor)]
+        held += self._shared[1].values() if self._shared is not None else ()
+        memory = [(x.untyped_storage(), x.numel() * x.element_size()) for x in held]
+        return sum({storage._cdata: min(size, storage.nbytes()) for storage, size in memory}.values())
+
+
+def _is_placed(rule: Rule) -> bool:
+    """Whether it is a view of a parameter, whose gradient has a place."""
+    return rule.step.outs[0] is not None and rule.step.outs[0].placed
+
+
+def _needed(steps: Sequence[Step], end: Value | None) -> list[Step]:
+    """The steps that the outputs depend on."""
+    wanted: set[Value | None] = {end} if end is not None else set()
+    kept = []
+    for step in reversed(steps):
+        if any(v in wanted for v in step.outs if v is not None):
+            kept.append(step)
+            wanted.update(step.inputs)
+    return kept[::-1]
+
+
+def _last_uses(rules: Sequence[Rule], end: Value | None) -> list[list[Value]]:
+    """For each rule the values that none after it asks for."""
+    seen: set[Value | None] = {end}
+    found = []
+    for rule in reversed(rules):
+        own = {v for v in (*rule.step.inputs, *rule.step.outs) if v is not None and v not in seen}
+        found.append(list(own))
+        seen |= own
+    return found[::-1]
+
+
+def _spare(rules: Sequence[Rule], end: Value | None) -> list[bool]:
+    """For each rule whether it may write over the tangents of its argument: they are its alone, and not asked again."""
+    uses = Counter(v for rule in rules for v in rule.step.inputs)
+    alone: set[Value | None] = set()
+    found = []
+    for rule in rules:
+        single = len(rule.step.inputs) == 1 and uses[rule.step.inputs[0]] == 1
+        taken = single and rule.step.inputs[0] in alone
+        found.append(taken and isinstance(rule, Pointwise) and rule.straight)
+        if rule.fresh or (taken and isinstance(rule, Reshaped)):
+            alone.update(v for v in rule.step.outs if v is not end)
+    return found
