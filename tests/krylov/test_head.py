@@ -221,7 +221,6 @@ def test_bad_arguments_are_refused(bad):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_block_step_waits_for_the_device():
     op = DenseOperator(outliers(400).float().cuda())
     find_head(op)  # kernels are loaded

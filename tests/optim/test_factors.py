@@ -287,6 +287,7 @@ def test_on_a_gpu_every_block_has_a_stream_that_stays_and_the_allocator_knows_wh
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: caller)
     monkeypatch.setattr(torch.cuda, "stream", lambda line: contextlib.nullcontext())
     monkeypatch.setattr(renewal, "_load_solvers", lambda device: told.append("solvers"))
+    monkeypatch.setattr(renewal, "_begin", lambda device: None)
     monkeypatch.setattr(Tensor, "record_stream", lambda x, line: told.append((number_of(x), line.name)))
     monkeypatch.setitem(renewal._AT_ONCE, "cuda", 2)
     renewal._stream.cache_clear()

@@ -158,13 +158,18 @@ def _abreast(blocks: Sequence[RunningBlock], lanes: Sequence[int], device: torch
             _note_use(block, current)
 
     with contextlib.ExitStack() as stack:
-        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(max(lanes) + 1)]
+        threads = [stack.enter_context(ThreadPoolExecutor(1, "", _begin, (device,))) for _ in range(max(lanes) + 1)]
         done = [threads[lane].submit(run, b, streams.get(lane)) for b, lane in zip(blocks, lanes, strict=True)]
     if current is not None:
         for stream in streams.values():
             current.wait_stream(stream)
     for one in done:
         one.result()
+
+
+def _begin(device: torch.device) -> None:
+    """A thread has no place on a GPU before its first kernel there, and cuBLAS, if it comes first, warns of that."""
+    torch.zeros(1, device=device)
 
 
 def _load_solvers(device: torch.device) -> None:
