@@ -197,12 +197,15 @@ class _Run:
 
         A run that goes on looks after the same steps as one that was left alone.
         """
-        while self.steps < self.max_steps and self._look():
+        wish = ""
+        while True:
+            spent = self.steps >= self.max_steps
+            if (wish or spent or self.steps % _LOOK == 0) and (not self._look() or spent):
+                return
             for _ in range(min(_LOOK - self.steps % _LOOK, self.max_steps - self.steps)):
                 self._step()
-                if self.saved.offer(self.state):
+                if wish := self.saved.offer(self.state):
                     break
-        self._look()
 
     def _step(self) -> None:
         image = self.op.rows(self.direction)
