@@ -76,6 +76,16 @@ def test_recurrent_networks_have_curvature(kind):
     check(problem(built(lambda: Recurrent(kind))))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_on_a_gpu_recurrent_networks_have_the_products_of_a_cpu(kind):
+    here = problem(built(lambda: Recurrent(kind))).risk()
+    there = here.to("cuda")
+    V = here.space.probes(range(3), seed=0, dtype=torch.float64)
+    for matrix in (ritz.Hessian, ritz.GGN):
+        assert cases.relative(matrix(there).rows(V.cuda()).cpu(), matrix(here).rows(V)) < 1e-9
+
+
 def test_cudnn_is_off_inside_products_of_recurrent_networks():
     """Its recurrent kernels have no second derivative; the flag is set for a device that need not be there."""
     before = torch.backends.cudnn.enabled
