@@ -5,6 +5,7 @@ Operations that matter have a rule of their own; functions of single elements sh
 autograd at the value alone; all others are left to torch.func, one operation at a time.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class Step:
         self.outs: list[Value | None] = outs
 
 
-class Rule:
+class Rule(ABC):
     """The derivatives of one operation at its values."""
 
     fresh = False  # whether what `push` gives is nobody else's, and is not asked for by `bend`
@@ -72,20 +73,24 @@ class Rule:
         self.value: Tensor = step.inputs[0].tensor
         self.out: Tensor = step.results[0]
 
+    @abstractmethod
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
         """Tangents of the results from those of the arguments; `spare` ones may be written over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
         """What flows back to the arguments, from cotangents of the results."""
-        raise NotImplementedError
 
-    def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:
+    def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:  # noqa: B027  # most operations are linear
         """How `pull` of the shared cotangents (1, ...) changes along the tangents; not at all where it is linear."""
 
+
+class View(Rule):
+    """An operation that moves no element: what is a view of a parameter has its place in the image."""
+
+    @abstractmethod
     def places(self, x: Tensor) -> Sequence[Tensor]:
-        """The same view of each of stacked tensors, for operations that are views."""
-        raise NotImplementedError
+        """The same view of each of stacked tensors."""
 
 
 def tensor_of(x: Any) -> Tensor:
@@ -246,7 +251,7 @@ def filled(step: Step, tensors: Sequence[Tensor]) -> tuple[list[Any], dict[str, 
 # ------------------------------------------------------------------------------------------ structure
 
 
-class Reshaped(Rule):
+class Reshaped(View):
     """The same elements in the same order."""
 
     def places(self, x: Tensor) -> Sequence[Tensor]:
@@ -260,7 +265,7 @@ class Reshaped(Rule):
         into[0].add(bars[0].reshape(len(bars[0]), *self.value.shape), own=spare)
 
 
-class Permuted(Rule):
+class Permuted(View):
     """t, transpose and permute."""
 
     def __init__(self, step: Step) -> None:
@@ -285,7 +290,7 @@ class Permuted(Rule):
         into[0].add(bars[0].permute(self.back), own=spare)
 
 
-class Parts(Rule):
+class Parts(View):
     """slice, select, split and unbind: some of the elements, in their order."""
 
     def __init__(self, step: Step) -> None:

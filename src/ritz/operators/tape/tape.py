@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from .layers import rule_of
-from .rules import Pointwise, Reshaped, Rule, Step, Value
+from .rules import Pointwise, Reshaped, Rule, Step, Value, View
 from .sinks import Place, Sink
 from .writer import Writer
 
@@ -127,9 +128,10 @@ class Tape:
         return sum({storage._cdata: min(size, storage.nbytes()) for storage, size in memory}.values())
 
 
-def _is_placed(rule: Rule) -> bool:
+def _is_placed(rule: Rule) -> TypeGuard[View]:
     """Whether it is a view of a parameter, whose gradient has a place."""
-    return rule.step.outs[0] is not None and rule.step.outs[0].placed
+    first = rule.step.outs[0]
+    return isinstance(rule, View) and first is not None and first.placed
 
 
 def _needed(steps: Sequence[Step], end: Value | None) -> list[Step]:
