@@ -1,5 +1,7 @@
 """What every operator does, whatever its matrix is."""
 
+from types import SimpleNamespace
+
 import cases
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 import ritz
 from ritz.errors import NonFiniteError
 from ritz.operators import DenseOperator, Operator
+from ritz.operators.base import rows_at_once
 
 A = DenseOperator(cases.symmetric(torch.tensor([3.0, -1.0, 0.5, 0.0])))
 
@@ -169,9 +172,27 @@ def test_auto_does_not_hide_a_product_that_is_not_finite():
 def test_where_images_would_fill_the_memory_the_data_is_walked_more_than_once(at_once, monkeypatch):
     risk = cases.problem("mlp_mse").risk()
     V = torch.randn(risk.dim, 5, generator=torch.Generator().manual_seed(0))
-    whole = ritz.Hessian(risk) @ V
+    H, fold, walks = ritz.Hessian(risk), risk.fold, []
+    whole = H @ V
     monkeypatch.setattr("ritz.operators.base.rows_at_once", lambda rows: at_once)
-    torch.testing.assert_close(ritz.Hessian(risk) @ V, whole, rtol=1e-12, atol=0)
+    monkeypatch.setattr(risk, "fold", lambda *args, **named: walks.append(1) or fold(*args, **named))
+    torch.testing.assert_close(H @ V, whole, rtol=1e-12, atol=0)
+    assert len(walks) == -(-5 // at_once)
+
+
+@pytest.mark.parametrize(("dim", "wanted"), [(10, 7), (1 << 20, 4), (1 << 30, 1)])
+def test_rows_of_a_sixteenth_of_a_gpu_are_multiplied_at_once(dim, wanted, monkeypatch):
+    class Rows:  # 7 vectors of float32 on a GPU that need not be there
+        device, shape = torch.device("cuda", 0), (7, dim)
+
+        def __len__(self):
+            return 7
+
+        def element_size(self):
+            return 4
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 * (1 << 24)))
+    assert rows_at_once(Rows()) == wanted
 
 
 def test_where_memory_runs_out_fewer_vectors_are_taken_at_once():
