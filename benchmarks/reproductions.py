@@ -1,11 +1,14 @@
 """The papers' experiments, one after another, and the page that is written from their results.
 
     python benchmarks/reproductions.py --only damping/table2 margins/affine --budget short --device cuda --runs runs
+    python benchmarks/reproductions.py --only damping/table1 damping/figure9 --runs runs --until 450
     python benchmarks/reproductions.py --page results docs         reproductions.md and its figures, from the files
     python benchmarks/reproductions.py --judge results             the claims anew from the rows that were measured
 
 Every result is written as soon as it is there, to OUT/PAPER/ITEM.json. An experiment that fails is told of at the end,
-and the next one goes on. With --runs a call that was killed goes on where it was. Data sets are found through
+and the next one goes on. With --runs a call that was killed goes on where it was. After --until seconds nothing more is
+begun: what is under way is finished, those experiments that can be judged on some of their runs (VGG-16 of damping) are
+written with the runs that there are, and the rest is named. Data sets are found through
 RITZ_DATA or --data, a folder in torchvision's layout. `ritz reproduce` runs one paper and shows the numbers.
 """
 
@@ -37,10 +40,17 @@ def run(found: Sequence[Experiment], settings: Callable[[], Setting], out: Path)
     """Run each and write what came out; returns the names of those that failed."""
     failed = []
     for number, one in enumerate(found, 1):
-        name = f"{one.paper}/{one.item}"
+        name, setting = f"{one.paper}/{one.item}", settings()
         print(f"[{number} of {len(found)}] {name}: {one.title}", flush=True)
+        if setting.time_is_up:
+            print("time is up: not run", flush=True)
+            continue
         try:
-            outcome = experiments.reproduce(one, settings(), _say())
+            outcome = experiments.reproduce(one, setting, _say())
+            if setting.left:
+                print(f"time is up: {len(setting.left)} not begun: {', '.join(setting.left)}", flush=True)
+            if not outcome.rows:
+                continue
             target = outcome.write(out)
         except Exception:  # another one may do better
             traceback.print_exc()
@@ -94,6 +104,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="training runs at a time, each in a process of its own")
     parser.add_argument("--runs", type=Path, help="folder in which training runs are kept and resumed")
     parser.add_argument("--seeds", type=int, help="how many, in the place of the budget's own number")
+    parser.add_argument("--until", type=float, metavar="SECONDS", help="from the start, after which nothing is begun")
     parser.add_argument("--commit", help="of the code, where git cannot say")
     parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
@@ -110,8 +121,10 @@ def main() -> int:
         return 0
     given = ("budget", "data", "device", "seeds", "runs", "workers", "commit")
 
+    until = None if args.until is None else time.time() + args.until
+
     def settings() -> Setting:
-        return Setting(**{name: getattr(args, name) for name in given})
+        return Setting(**{name: getattr(args, name) for name in given}, until=until)
 
     try:
         found = chosen(args.only)

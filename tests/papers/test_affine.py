@@ -41,6 +41,17 @@ def test_seeds_draw_their_own_weights_and_images_and_repeat():
     assert affine.compare(data, 0, 20)["estimated"] != affine.compare(data, 1, 20)["estimated"]
 
 
+def test_the_points_of_the_first_predictor_are_kept_and_drawn():
+    rows = affine.study(images(), seeds=(4, 5), num=20)
+    assert ["points" in row for row in rows] == [True, False]
+    points = rows[0]["points"]
+    assert points["aceht"] == pytest.approx(points["trace"], rel=1e-3)
+    exact, rough, every = affine.figure(rows).axes
+    assert len(exact.collections[0].get_offsets()) == len(rough.collections[0].get_offsets()) == 20
+    assert every.get_ylabel() == "r with ACEHT"
+    assert affine.figure(rows[1:]).axes  # a file of old has none
+
+
 def test_too_few_images_are_refused():
     with pytest.raises(ValueError, match="3 images or more, of the 40 that there are, got 41"):
         affine.compare(images(), 0, 41)

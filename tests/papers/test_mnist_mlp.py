@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import ritz
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
+from ritz.papers.mnist_mlp_figure import draw
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "mnist_mlp.json"
@@ -323,6 +324,41 @@ def test_a_number_holds_inside_the_interval_to_the_digits_it_is_written_with():
     assert claim.tolerance == pytest.approx((high - low) / 2 + 0.05)
     assert found["reference run", "lambda_1 at weight decay 0"].tolerance == pytest.approx((high - low) / 2 + 0.005)
     assert found["seed 002", "lambda_1 at weight decay 0.0005"].verdict == "refuted"  # 17.8 against 16.35
+
+
+def test_the_first_paper_is_judged_by_its_own_numbers_and_by_ratios_at_equal_seed():
+    rows = rows_like()
+    found = {claim.text: claim for claim in judgement.friend_claims(rows)}
+    assert {claim.paper for claim in found.values()} == {"seed 000"}
+    inside = found["lambda_1 at weight decay 0: in the prediction interval of our seeds"]
+    assert (inside.expected, inside.verdict) == (14.4, "holds")
+    gap = found["gap in error to the last 5,000 at weight decay 0.0005: in the prediction interval of our seeds"]
+    assert gap.expected == 0.04  # seed 002 has -0.05
+    ratio = found["lambda_1 from weight decay 0 to 0.0005: ratio"]
+    tops = [judgement.column(rows, "lambda_max", decay) for decay in (0.0, 5e-4)]
+    assert float(ratio.measured.value) == pytest.approx(sum(b / a for a, b in zip(*tops, strict=True)) / 8)
+    assert ratio.expected == pytest.approx(17.8 / 14.4)
+    assert abs(ratio.expected - 1) > ratio.tolerance  # no change at all does not hold
+    assert "|w| falls from weight decay 0 to 0.0005: mean change" in found
+
+
+def test_the_committed_result_meets_the_printed_sharpness_and_norms_with_eight_seeds():
+    result = json.loads((ROOT / "results" / "false-friend" / "mlp.json").read_text(encoding="utf8"))
+    assert len(result["seeds"]) >= 8
+    found = {claim["text"]: claim for claim in result["claims"]}
+    for name, printed in (("lambda_1", (14.4, 15.0, 17.8)), ("a = |w| / 2", (7.6, 7.2, 6.1))):
+        for decay, number in zip(study.WEIGHT_DECAYS, printed, strict=True):
+            claim = found[f"{name} at weight decay {decay:g}: in the prediction interval of our seeds"]
+            assert (claim["expected"], claim["verdict"]) == (number, "holds")
+    assert found["lambda_1 from weight decay 0 to 0.0005: ratio"]["measured"] == pytest.approx(1.2, abs=0.1)
+
+
+def test_the_figure_has_spectra_where_rows_have_them():
+    rows = judgement.plain(rows_like())
+    assert len(draw(rows).axes) == 3
+    for row in rows[:3]:
+        row |= {"ritz_values": [0.0, 14.0], "ritz_weights": [0.9, 0.1]}
+    assert len(draw(rows).axes) == 6
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(0.5, "holds"), (0.005, "refuted"), (-0.5, "refuted")])

@@ -107,6 +107,7 @@ def test_every_claim_has_its_number_its_interval_and_its_verdict(results):
         (2.0, [2.0, 2.0], "2"),
         (5.0, ["-inf", "inf"], "5 (-inf to inf)"),
         ("nan", ["nan", "nan"], "nan (nan to nan)"),
+        (1.5, ["nan", "nan"], "1.5 (too few seeds)"),
     ],
 )
 def test_an_interval_is_shown_to_the_digits_that_matter(measured, interval, text):
@@ -136,6 +137,27 @@ def test_what_was_not_run_is_listed_with_the_reason(results):
     assert lines_of(text, "| damping")[0][-1] == "`ritz reproduce damping later` has no result yet"
     everything = pages.page(pages.read_results(results, TABLE), TABLE[:2], catalogue[:1])
     assert "Nothing: all that the papers show is here." in everything
+
+
+def test_another_run_of_what_has_a_result_is_listed_too(results):
+    catalogue = (Shown("C1", "margins", "figure 2", "affine", ("margins/affine", "damping/later")),)
+    text = pages.page(pages.read_results(results, TABLE), TABLE, catalogue)
+    (row,) = lines_of(text[text.index("## Not run") :], "| damping")
+    assert row[-2:] == [LATER.title, "`ritz reproduce damping later` has no result yet"]
+
+
+def test_a_section_says_what_is_less_what_was_not_begun_and_where_the_rest_is(tmp_path):
+    less = replace(AFFINE, short="ten images for twenty")
+    setting = Setting("short")
+    setting.left.append("sgd-1")
+    rows = [{"file": "results/rows.json", "page": "docs/rows.md"}]
+    Outcome(less, setting, rows, [], 1.0).write(tmp_path)
+    text = " ".join(pages.page(pages.read_results(tmp_path), (less,)).split())
+    assert "Less than at the budget paper: ten images for twenty." in text
+    assert "1 runs not begun in time (sgd-1)" in text
+    assert "on [a page of their own](rows.md), from `results/rows.json`" in text
+    Outcome(less, Setting("paper"), [], [], 1.0).write(tmp_path)
+    assert "ten images" not in pages.page(pages.read_results(tmp_path), (less,))
 
 
 def test_many_claims_are_folded_away(tmp_path):
@@ -275,6 +297,22 @@ def test_the_script_goes_on_after_a_failure_and_says_so(script, tmp_path, monkey
     assert (written["claims"][0]["measured"], written["commit"]) == (3, "abc")
     assert script("--only", "margins/affine", *words) == 0
     assert "[1 of 1] margins/affine" in capsys.readouterr().out
+
+
+def test_the_script_begins_nothing_when_time_is_up(script, tmp_path, monkeypatch, capsys):
+    def cut(setting, progress):
+        setting.left.append("late")
+        return [{"seed": 0}], []
+
+    made = (replace(AFFINE, run=cut), replace(LENET, run=lambda setting, progress: ([], [])))
+    monkeypatch.setattr(experiments.find, "__defaults__", (None, made))
+    words = ("--only", "margins/affine", "margins/lenet", "--budget", "smoke", "--out", tmp_path, "--until")
+    assert script(*words, "600") == 0
+    assert "time is up: 1 not begun: late" in capsys.readouterr().out
+    assert json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))["left"] == ["late"]
+    assert not (tmp_path / "margins" / "lenet.json").exists()  # without a row there is no result
+    assert script(*words, "0") == 0
+    assert capsys.readouterr().out.count("time is up: not run") == 2
 
 
 def test_the_script_judges_anew_what_was_measured_and_changes_nothing_else(script, tmp_path, monkeypatch, capsys):

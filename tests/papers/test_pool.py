@@ -71,6 +71,23 @@ def test_a_run_that_is_kept_is_not_made_twice_and_measured_anew_only_by_another_
     assert run()["seed-0"] == replace(first, found={})
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_begun_when_time_is_up_but_what_is_kept_is_read(tmp_path, workers):
+    data, made, how = cases.some_data(), recipes(3), {"item": "x", "finish": cases.weight_sum}
+    first = train_all({"seed-1": made["seed-1"]}, data, Setting(runs=tmp_path), **how)
+    late = Setting(runs=tmp_path, workers=workers, until=0.0)
+    assert numbers(train_all(made, data, late, cut=True, **how)) == numbers(first)
+    assert (late.left, list(late.recipes)) == (["seed-0", "seed-2"], ["x/seed-1"])
+    assert len(train_all(made, data, Setting(until=0.0), **how)) == 3  # nothing is cut that is not told to be
+
+
+def test_processes_begin_nothing_either_when_time_is_up(monkeypatch):
+    monkeypatch.setattr(Setting, "time_is_up", False)  # as it is when they are started
+    late = Setting(workers=2, until=0.0)
+    assert train_all(recipes(), cases.some_data(), late, item="x", cut=True) == {}
+    assert late.left == ["seed-0", "seed-1"]
+
+
 def test_an_error_names_the_run():
     with pytest.raises(ValueError, match="seed 0 is not liked") as error:
         train_all(recipes(), cases.some_data(), Setting(), item="x", finish=cases.refuse)

@@ -6,7 +6,8 @@ Hutchinson's estimates, and lays the rest to the numerical method. Both are here
 from as many random vectors as PyHessian's rule stops at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from ..space import random_permutation
 from .base import Claim
 from .data.images import Data
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Progress = Callable[[int, int], None]  # (done, total)
 
 NUM_IMAGES = 1000
@@ -30,12 +34,14 @@ SPREAD = 0.05  # of the arbitrary weights, which the paper does not state
 PROBES = 36  # random vectors at which PyHessian's rule (relative change below 1e-3) stops here: 32 to 40
 
 
-def compare(data: Data, seed: int, num: int = NUM_IMAGES, probes: int = PROBES) -> dict[str, float]:
+def compare(
+    data: Data, seed: int, num: int = NUM_IMAGES, probes: int = PROBES, points: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """One predictor with random weights on random images: correlations of ACEHT with traces, exact and estimated.
 
     Returns:
         r with exact traces, the largest relative difference to them, r with estimates, and Spearman's rho between the
-        size of their errors and the traces.
+        size of their errors and the traces; with `points` every image's ACEHT and its two traces too.
 
     Example:
         >>> X = torch.arange(40, dtype=torch.float64).reshape(10, 4) / 40
@@ -55,11 +61,14 @@ def compare(data: Data, seed: int, num: int = NUM_IMAGES, probes: int = PROBES) 
     predicted = sample_aceht(sample_outputs(risk))
     exact = _values(sample_traces(risk, method="exact")).to(predicted)
     rough = estimates(model, X, probes, seed).to(predicted)
+    shown = {"aceht": predicted, "trace": exact, "estimate": rough}
+    each = {name: [float(f"{x:.4g}") for x in values.tolist()] for name, values in shown.items()}
     return {
         "exact": pearson(predicted, exact, resamples=1).value,
         "difference": float(((predicted - exact).abs() / exact).max()),
         "estimated": pearson(predicted, rough, resamples=1).value,
         "errors": spearman((rough - exact).abs(), exact, resamples=1).value,
+        **({"points": each} if points else {}),
     }
 
 
@@ -95,17 +104,17 @@ def _values(traces: Estimate) -> Tensor:
 
 def study(
     data: Data, seeds: Sequence[int], num: int = NUM_IMAGES, progress: Progress | None = None
-) -> list[dict[str, float]]:
-    """`compare` for every seed."""
+) -> list[dict[str, Any]]:
+    """`compare` for every seed, with the points of the first."""
     found = []
     for done, seed in enumerate(seeds, 1):
-        found.append({"seed": float(seed), **compare(data, seed, num)})
+        found.append({"seed": seed, **compare(data, seed, num, points=done == 1)})
         if progress is not None:
             progress(done, len(seeds))
     return found
 
 
-def claims(rows: Sequence[dict[str, float]]) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """What the paper says of figure 2, beside the rows of `study`; means over seeds with their errors.
 
     Example:
@@ -146,3 +155,25 @@ def claims(rows: Sequence[dict[str, float]]) -> list[Claim]:
             evidence=f"estimates from {PROBES} random vectors",
         ),
     ]  # fmt: skip
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Figure 2: traces against ACEHT for one predictor, as they are and as they are estimated; r of every predictor."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(9.6, 3.2), layout="constrained", facecolor="white")
+    panels = drawing.subplots(1, 3)
+    empty: dict[str, list[float]] = {"aceht": [], "trace": [], "estimate": []}
+    shown = next((row["points"] for row in rows if "points" in row), empty)
+    kinds = {"trace": ("exact", "Hessian trace"), "estimate": ("estimated", f"estimate, {PROBES} random vectors")}
+    for place, (ax, (name, (key, label))) in enumerate(zip(panels, kinds.items(), strict=False)):
+        ax.scatter(shown["aceht"], shown[name], s=5, lw=0, alpha=0.5)
+        ax.set(xlabel="ACEHT", ylabel=label)
+        ax.set_title(f"one predictor, r = {rows[0][key]:.4f}", fontsize=9)
+        panels[2].plot([place] * len(rows), [row[key] for row in rows], "o", ms=4)
+    panels[2].axhline(PRINTED, color="k", lw=0.8, ls="--", label="printed")
+    panels[2].set_xticks([0, 1], ["exact", "estimated"])
+    panels[2].set(ylabel="r with ACEHT", xlim=(-0.5, 1.5))
+    panels[2].set_title(f"every one of {len(rows)}", fontsize=9)
+    panels[2].legend(frameon=False, fontsize=8)
+    return drawing

@@ -52,8 +52,9 @@ class Claim:
         reference: The number on whose one side the claim is: above it where `expected` is above. None for a claim that
             has no direction; one that is of nothing but the direction is written with `relation`.
         short_of: What the paper had and this measurement had not, as "15 of 300 epochs", where the number cannot come
-            out without it: what is then apart from the claim refutes nothing, and the verdict is "not decidable". It is
-            for what training has to reach; orders and differences are judged on what was run, either way.
+            out without it: the verdict is then "not decidable", be the number met or missed, for one that is met on the
+            way has not been reached. It is for what training has to reach; orders and differences are judged on what
+            was run, either way.
 
     Raises:
         TypeError: If `expected` or `measured` is not of these kinds, or one is a bool and the other is not.
@@ -120,8 +121,7 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """The interval of what was measured against what the claim allows, and against the reference."""
-        verdict = self._judged()
-        return "not decidable" if verdict == "refuted" and self.short_of else verdict
+        return "not decidable" if self.short_of else self._judged()
 
     def _judged(self) -> Verdict:
         """By the numbers alone."""

@@ -41,7 +41,7 @@ def figure(rows: "Rows") -> "Figure":
     first = chosen[0]
     drawn.suptitle(
         f"{first['title'] if first['published'] else 'of the family of ' + first['title']}, {first['parameters']:,} "
-        f"parameters, {first['epochs']} epochs, seed {first['seed']}, {first['images']:,} images",
+        f"parameters, {first['epochs']} epochs, seed {first['seed']}, {first['images']:,} images; red: the largest",
         fontsize=10,
     )
     return drawn

@@ -1,13 +1,14 @@
 """The runs of `damping_cifar`, arm by arm: how far they came, which were lost, and in which seconds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..results import Estimate
 from .damping_cifar import CHANCE, Arm
 from .experiment import Rows
 
@@ -23,8 +24,13 @@ class Runs:
             self.rows.setdefault(row["arm"], []).append(row)
 
     def of(self, arm: Arm | str) -> list[dict[str, Any]]:
-        """The runs of an arm."""
-        return self.rows[arm if isinstance(arm, str) else arm.label]
+        """The runs of an arm; none where none was begun in time."""
+        return self.rows.get(_label(arm), [])
+
+    def pairs(self, first: Arm | str, second: Arm | str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The runs of two arms at equal seed."""
+        other = {row["seed"]: row for row in self.of(second)}
+        return [(row, other[row["seed"]]) for row in self.of(first) if row["seed"] in other]
 
     def accuracy(self, arm: Arm | str, which: str = "test", share: float = 1.0) -> Tensor:
         """After a share of the epochs, one number for each seed."""
@@ -52,6 +58,8 @@ class Runs:
 
     def _told(self, arm: Arm | str) -> str:
         own = self.of(arm)
+        if not own:
+            return f"{_label(arm)}: not run"
         means = ", ".join(
             f"{which} {float(self.accuracy(arm, which).mean()):.1f}" for which in ("train", "val", "test")
         )
@@ -60,7 +68,12 @@ class Runs:
         length = str(max((row["epoch"][-1] for row in own if row["epoch"]), default=0))
         if isinstance(arm, Arm):
             length += f" of {arm.epochs[-1]}"
-        return f"{own[0]['arm']}, {len(own)} seeds, {length} epochs: {means} %" + (f", {trouble}" if trouble else "")
+        seeds = "1 seed" if len(own) == 1 else f"{len(own)} seeds"
+        return f"{own[0]['arm']}, {seeds}, {length} epochs: {means} %" + (f", {trouble}" if trouble else "")
+
+
+def _label(arm: Arm | str) -> str:
+    return arm if isinstance(arm, str) else arm.label
 
 
 def variant(arm: Arm) -> str:
@@ -100,3 +113,28 @@ def at_time(row: Mapping[str, Any], seconds: float) -> float:
         if seconds <= right:
             return float(low + (high - low) * (seconds - left) / (right - left))
     return float(points[-1][1])
+
+
+def between(rate: float, lost: Iterable[float]) -> Estimate:
+    """The largest stable rate: from the largest at which every run was trained to the next at which one was lost.
+
+    Example:
+        >>> between(0.1, [0.3, 1.0]).interval(), between(1.0, []).interval()
+        ((0.1, 0.3), (1.0, inf))
+    """
+    beyond = min((other for other in lost if other > rate), default=math.inf)
+    return Estimate(name="rate", value=rate, bracket=(rate, beyond), convention="a rate of the grid, to the next lost")
+
+
+def quotient(first: Estimate, second: Estimate, share: float) -> float | Estimate:
+    """share * first / second, and all that the grid leaves open; NaN where no rate of the second is stable.
+
+    Example:
+        >>> quotient(between(0.3, [1.0]), between(0.1, [0.3]), share=1.0).interval()
+        (1.0, 10.0)
+    """
+    (low, high), (least, most) = (map(float, one.bracket or ()) for one in (first, second))
+    if not least:
+        return math.nan
+    value = share * float(first.value) / float(second.value)
+    return Estimate(name="ratio", value=value, bracket=(share * low / most, share * high / least))

@@ -2,7 +2,7 @@
 
     smoke    the whole path on little data, in seconds: does it run?
     short    fewer epochs, seeds or images, in minutes; the claims say what was measured, not what would be: a number
-             that only the whole training reaches is `short_of` it, and what is apart from it refutes nothing
+             that only the whole training reaches is `short_of` it, and decides nothing, met or missed
     paper    as published
 
 A run writes `PAPER/ITEM.json`: settings, seeds, recipes, commit, versions, machine, the claims with their verdicts and
@@ -11,6 +11,7 @@ the rows that were measured.
 
 import json
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,8 +53,10 @@ class Setting:
         workers: How many training runs at a time, each in a process of its own.
         executor: Takes every training run as a job, by `submit(function, *args)` whose answer has a `result()`: one of
             concurrent.futures, or submitit's AutoExecutor; needs `runs`. None trains here.
+        until: The moment, as `time.time()` tells it, after which `train_all(cut=True)` begins no run; None for no end.
         commit: Of the code; None asks git, which knows where the package is a checkout.
         recipes: What was trained, by name; `train_all` notes it here, as plain data.
+        left: The names of runs that were not begun; `train_all` notes them here.
     """
 
     budget: Budget = "smoke"
@@ -63,8 +66,10 @@ class Setting:
     runs: Path | None = None
     workers: int = 1
     executor: Executor | None = field(default=None, compare=False, repr=False)
+    until: float | None = None
     commit: str | None = None
     recipes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    left: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.budget not in get_args(Budget):
@@ -90,6 +95,11 @@ class Setting:
         """How many seeds."""
         return self.seeds or self.pick(smoke, short, paper)
 
+    @property
+    def time_is_up(self) -> bool:
+        """Whether no more runs are to be begun."""
+        return self.until is not None and time.time() >= self.until
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -103,6 +113,7 @@ class Experiment:
         run: Setting and progress to the rows that were measured and the claims that follow.
         figure: Draws the rows, as they are read from the file; None where there is nothing to draw.
         claims: The claims that follow from the rows of a file; None where rows do not hold all that claims need.
+        short: What is less at the budget short than at that of the paper, where the evidence does not say so.
     """
 
     paper: str
@@ -112,6 +123,7 @@ class Experiment:
     run: Callable[[Setting, Progress], tuple[Rows, list[Claim]]]
     figure: "Callable[[Rows], Figure] | None" = None
     claims: Callable[[Rows], list[Claim]] | None = None
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,7 @@ class Outcome:
             "machine": torch.cuda.get_device_name(own.device) if cuda else f"{platform.machine()} CPU",
             "seconds": round(self.seconds, 1),
             "recipes": grouped(own.recipes),
+            **({"left": own.left} if own.left else {}),
             "claims": [plain_claim(claim) for claim in self.claims],
             "rows": self.rows,
         }

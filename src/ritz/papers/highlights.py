@@ -38,6 +38,10 @@ class Highlight:
 
 HIGHLIGHTS: tuple[Highlight, ...] = (
     Highlight(
+        "false-friend/mlp", "Is the printed sharpness of the network of 9,960 parameters met?",
+        "lambda_1 at weight decay 0.0005: in the prediction interval",
+    ),
+    Highlight(
         "false-friend/mlp", "Does weight decay sharpen a network while it shrinks its weights?",
         "lambda_1 rises from weight decay 0 to 0.0005: mean change",
     ),
@@ -54,7 +58,11 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "MLP, full batches, a = 0.05: the bound is tight",
     ),
     Highlight(
-        "pac-bayes/weight-norms", "Does a smaller norm go with a smaller test error?", "the smaller |w|, the smaller"
+        "pac-bayes/weight-norms", "Does the test error fall with the norm, up to the paper's weight decay?",
+        "test error falls from weight decay 0 to 5e-4",
+    ),
+    Highlight(
+        "pac-bayes/weight-norms", "And beyond it, where the paper has nothing?", "the smaller |w|, the smaller"
     ),
     Highlight(
         "pac-bayes/penalty", "Does the trace penalty help?",

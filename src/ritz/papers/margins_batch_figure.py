@@ -22,7 +22,9 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
         _scatter(line[0], shown)
         _histograms(line[1], shown)
         _curves(line[2], own)
-        line[0].set_title(name)
+        line[0].set_title(f"{name}, seed {shown[0]['seed']}")
+        line[1].set_title(f"all training images, seed {shown[0]['seed']}")
+        line[2].set_title("every seed")
     return drawing
 
 
@@ -58,7 +60,7 @@ def _histograms(ax: "Axes", shown: Sequence[Mapping[str, Any]]) -> None:
 def _curves(ax: "Axes", own: Sequence[Mapping[str, Any]]) -> None:
     """Test error of every seed along training."""
     seen: set[str] = set()
-    for row in own:
+    for row in sorted(own, key=lambda row: row["kind"] == "large"):  # above the longer one, which begins as it does
         steps, errors = zip(*row["curve"], strict=True)
         label = None if row["kind"] in seen else f"{row['kind']}, batches of {row['batch_size']}"
         ax.plot(steps, errors, "o-", ms=2, lw=0.8, color=COLOURS[row["kind"]], label=label)

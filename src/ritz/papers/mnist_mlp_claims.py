@@ -1,4 +1,4 @@
-"""What seed 002 prints of the network of 9,960 parameters, judged by the spread between our seeds.
+"""What seeds 000 and 002 print of the network of 9,960 parameters, judged by the spread between our seeds.
 
 The papers trained once at each weight decay. Whether a number of theirs comes out is then whether it lies in the 95 %
 prediction interval of our seeds (`prediction_interval`), and whether an order with weight decay is there whether every
@@ -8,6 +8,7 @@ seed has it. `mnist_mlp` trains and measures; benchmarks/mnist_mlp.py runs it al
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import combinations
 from types import MappingProxyType
@@ -42,6 +43,15 @@ PRINTED = {  # seed 002, table 1; the accuracies are in its text
     "gap_loss": ("0.024", "0.022", "0.007"),
     "gap_loss_test": ("0.024", "0.022", "0.007"),
 }
+FRIEND = {  # seed 000: numbers in its section 4, and of its figure 2, whose spectra are those of seed 002, table 1
+    "lambda_max": ("figure 2, with the numbers of seed 002, table 1", PRINTED["lambda_max"]),
+    "metric_a": ("figure 2, with the numbers of seed 002, table 1", PRINTED["metric_a"]),
+    "val_accuracy": ("section 4", PRINTED["val_accuracy"]),
+    "test_accuracy": ("section 4", PRINTED["test_accuracy"]),
+    "gap_error": ("section 4", ("0.48", "0.51", "0.04")),
+    "gap_error_test": ("section 4", ("0.48", "0.51", "0.04")),
+}
+EFFECT = 0.5  # how far, of what is printed, a change may be off
 ONE_PROBE = {"trace_per_param": "trace_probe", "moment2_per_param": "moment2_probe"}
 ORDERS = {  # what goes one way with weight decay at equal seed: 1 up, -1 down
     "lambda_max": (1, "seed 000", "section 4, figure 2"),
@@ -143,6 +153,47 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     return found
 
 
+def friend_claims(rows: Sequence[Row]) -> list[Claim]:
+    """What seed 000 says of the network: its numbers in our prediction intervals, then how sharpness and norm part.
+
+    Raises:
+        ValueError: As `claims`.
+
+    Example:
+        >>> numbers = {key: [1.0, 0.0, 1.0, 1.0] for key in MEANING}
+        >>> same = [{"seed": s, "weight_decay": decay, **numbers} for s in range(2) for decay in WEIGHT_DECAYS]
+        >>> [(claim.text, claim.verdict) for claim in friend_claims(from_plain(same))][::18]
+        [('lambda_1 at weight decay 0: in the prediction interval of our seeds', 'refuted'),
+         ('lambda_1 from weight decay 0 to 0.0001: ratio', 'refuted')]
+    """
+    _check(rows)
+    found = []
+    for key, (where, texts) in FRIEND.items():
+        for weight_decay, text in zip(WEIGHT_DECAYS, texts, strict=True):
+            claim = _inside(rows, "seed 000", where, key, weight_decay, text)
+            found.append(replace(claim, text=f"{claim.text}: in the prediction interval of our seeds"))
+    for last in range(1, len(WEIGHT_DECAYS)):
+        found += [_ratio(rows, key, last) for key in ("lambda_max", "metric_a")]
+    for first, second in combinations(WEIGHT_DECAYS, 2):
+        found += _ordered(rows, "lambda_max", first, second)
+        found += _ordered(rows, "weight_norm", first, second, "seed 000")
+    return found
+
+
+def _ratio(rows: Sequence[Row], key: str, last: int) -> Claim:
+    """From weight decay 0 to another at equal seed, beside the ratio of what is printed."""
+    old, new = (float(PRINTED[key][place]) for place in (0, last))
+    pairs = zip(*(column(rows, key, WEIGHT_DECAYS[place]) for place in (0, last)), strict=True)
+    ratios = torch.tensor([end / start for start, end in pairs], dtype=torch.float64)
+    return Claim(
+        paper="seed 000", where=FRIEND[key][0], expected=new / old, reference=1.0,
+        tolerance=EFFECT * abs(new / old - 1),
+        text=f"{NAMES[key]} from weight decay 0 to {WEIGHT_DECAYS[last]:g}: ratio",
+        measured=from_samples("ratio", ratios, convention="mean over seeds of the ratio at equal seed"),
+        evidence=f"at equal seed from {ratios.min():.3f} to {ratios.max():.3f}",
+    )  # fmt: skip
+
+
 def _check(rows: Sequence[Row]) -> None:
     have = sorted((row.seed, row.weight_decay) for row in rows)
     seeds = sorted({seed for seed, _ in have})
@@ -171,9 +222,11 @@ def _inside(
     )
 
 
-def _ordered(rows: Sequence[Row], key: str, first: float, second: float) -> list[Claim]:
+def _ordered(rows: Sequence[Row], key: str, first: float, second: float, paper: str = "") -> list[Claim]:
     """Whether a number goes the way it is said to from one weight decay to another: in every seed, and in the mean."""
-    sign, paper, where = ORDERS[key]
+    sign, own, where = ORDERS[key]
+    where = where if paper in ("", own) else f"figure 2, with seed 002, {where}"
+    paper = paper or own
     start, end = ({row.seed: row.values[key] for row in rows if row.weight_decay == decay} for decay in (first, second))
     count = sum(_beyond(start[seed], end[seed], sign) for seed in start)
     changes = torch.tensor([float(end[seed].value) - float(start[seed].value) for seed in start], dtype=torch.float64)

@@ -36,9 +36,9 @@ _REMEDY = "remove it, or run the experiment again"
 _PARTS = {
     "paper": str, "item": str, "source": str, "machine": str, "seconds": float, "setting": Mapping[str, Any],
     "versions": Mapping[str, Any], "claims": list[dict[str, Any]], "seeds": list[int], "title": str,
-    "commit": str | None,
+    "commit": str | None, "left": list[str],
 }  # fmt: skip
-_ABSENT = {"seeds": [], "title": ""}  # what files of old may lack
+_ABSENT = {"seeds": [], "title": "", "left": []}  # what files may lack
 
 _TOP = """# The papers, reproduced
 
@@ -50,9 +50,9 @@ difference or the ratio is on the paper's side; it is *refuted* where nothing th
 
 At the budget *paper* an experiment is run as published; at *short* on fewer epochs, seeds or images, and the evidence
 says on how many. Orders and differences are then judged on what was run, for and against the paper. A number that only
-the whole training reaches, as an accuracy after 300 epochs, is not refuted by a run of 15: where it is not met it is
-*not decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to run, and its verdicts
-say nothing.
+the whole training reaches, as an accuracy after 300 epochs, is neither borne out nor refuted by a run of 15: it is *not
+decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to run, and its verdicts say
+nothing.
 
 Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
 recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment.
@@ -132,6 +132,7 @@ def page(
         '# The papers, reproduced'
     """
     drawn = {(one.paper, one.item) for one in table if one.figure is not None}
+    less = {(one.paper, one.item): one.short for one in table}
     parts = [_TOP, _short(results, highlights), _summary(results)]
     for paper, seeds in PAPERS.items():
         own = [result for result in results if result["paper"] == paper]
@@ -140,7 +141,7 @@ def page(
         for result in own:
             shown = (paper, result["item"]) in drawn
             ids = [row.id for row in catalogue if f"{paper}/{result['item']}" in row.items]
-            parts.append(_section(result, ids, shown))
+            parts.append(_section(result, ids, shown, less.get((paper, result["item"]), "")))
     parts += ["## Not run\n", _not_run(results, table, catalogue)]
     return "\n".join(parts) + "\n"
 
@@ -187,7 +188,7 @@ def _short(results: Sequence[Result], highlights: Sequence[Highlight]) -> str:
     return f"{_SHORT}\n{_table(head, rows)}\n\n## All experiments\n" if rows else ""
 
 
-def _section(result: Result, ids: Sequence[str], drawn: bool) -> str:
+def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
     """One experiment."""
     name = f"{result['paper']} {result['item']}"
     seeds = result.get("seeds", [])
@@ -195,9 +196,17 @@ def _section(result: Result, ids: Sequence[str], drawn: bool) -> str:
     if seeds:
         about.append(f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed")
     about += [result["machine"], f"torch {result['versions']['torch']}", _time(result)]
+    if result.get("left"):
+        about.append(f"{len(result['left'])} runs not begun in time ({', '.join(result['left'])})")
     where = result["source"] + (f" ({', '.join(ids)})" if ids else "")
     title = result.get("title") or result["item"]
-    parts = [f"### {name}\n", fill(f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}.", 120) + "\n"]
+    said = f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}."
+    if less and result["setting"]["budget"] == "short":
+        said += f" Less than at the budget paper: {less}."
+    for row in result.get("rows", []):
+        if "page" in row:  # rows and figures of their own
+            said += f" Curves and figures are on [a page of their own]({Path(row['page']).name}), from `{row['file']}`."
+    parts = [f"### {name}\n", fill(said, 120, break_long_words=False, break_on_hyphens=False) + "\n"]
     if drawn:
         parts.append(f"![{title}]({figure_name(result)})\n")
     rows = [_claim(claim) for claim in result["claims"]]
@@ -223,6 +232,8 @@ def _measured(claim: Mapping[str, Any]) -> str:
     width = (high - low) / 2
     if width == 0:
         return _number(value)
+    if math.isnan(width) and math.isfinite(value):
+        return f"{_number(value)} (too few seeds)"
     if not math.isfinite(width) or not 1e-4 < width < 1e6:
         return f"{_number(value)} ({_number(low)} to {_number(high)})"
     digits = max(0, 1 - math.floor(math.log10(width)))
@@ -239,16 +250,17 @@ def _not_run(results: Iterable[Result], table: Sequence[Experiment], catalogue: 
     """Of what the papers show, and of the experiments here, all that has no result."""
     done = {f"{result['paper']}/{result['item']}" for result in results}
     known = {f"{one.paper}/{one.item}": one for one in table}
-    rows = []
+    rows, told = [], set(done)
     for row in catalogue:
         if not done & set(row.items):
-            there = next((item for item in row.items if item in known), None)
+            there = next((item for item in row.items if item in known), "")
+            told.add(there)
             why = row.reason or "no experiment of it is here"
             rows.append((row.paper, row.id, row.where, row.what, _waiting(there) if there else why))
-    listed = {item for row in catalogue for item in row.items}
-    for name, one in known.items():
-        if name not in done and name not in listed:
+    for name, one in known.items():  # other runs of what has a result
+        if name not in told:
             rows.append((one.paper, "", one.source, one.title, _waiting(name)))
+    rows.sort(key=lambda row: _place(list(PAPERS), row[0]))
     return _table(("paper", "", "where", "what", "why"), rows) if rows else "Nothing: all that the papers show is here."
 
 

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Finished:
 
 def train_all(
     recipes: Mapping[str, Recipe], data: Mapping[str, Data], setting: Setting, *, item: str,
-    finish: Finish | None = None, progress: Progress | None = None, **options: Any,
+    finish: Finish | None = None, progress: Progress | None = None, cut: bool = False, **options: Any,
 ) -> dict[str, Finished]:  # fmt: skip
     """Train every recipe; with `setting.runs` each run has a folder ITEM/NAME there, and is not made twice.
 
@@ -73,6 +74,8 @@ def train_all(
         finish: finish(training, recipe, data) measures a network that is trained, as plain JSON. A function at the top
             of a module, or a partial of one with plain arguments: what it found is kept, and made anew for another.
         progress: Called as progress("steps, NAME", done, total), or as progress("runs", done, total).
+        cut: Begin no run after `setting.until`, and leave those out of the answer; `setting.left` has their names. What
+            is under way then is finished, and what is kept is read. Recipes are begun in their order.
         options: Of `train`.
 
     Raises:
@@ -92,15 +95,16 @@ def train_all(
     apart = setting.executor is not None or setting.workers > 1
     if finish is not None and (kept is not None or apart):
         describe(finish, "finish")
-    setting.recipes.update({f"{item}/{name}": _told(recipe) for name, recipe in recipes.items()})
+    until = setting.until if cut else None
     left = [name for name in recipes if not _is_found(folders[name], finish)]
-    found: dict[str, Finished] = {}
-    if setting.executor is not None or (apart and len(left) > 1):
+    found: dict[str, Finished | None] = {}
+    in_time = not (cut and setting.time_is_up)
+    if in_time and (setting.executor is not None or (apart and len(left) > 1)):
         told = None if progress is None else partial(progress, "runs")
         with _written(data, None if setting.executor is None else kept) as source:
             given = (source, tuple(data), str(data["train"][0].device))
             tasks: dict[str, Task] = {
-                name: (_one_apart, (given, name, recipes[name], folders[name], finish, options)) for name in left
+                name: (_one_apart, (given, name, recipes[name], folders[name], finish, options, until)) for name in left
             }
             if setting.executor is None:
                 found = side_by_side(tasks, setting.workers, told)
@@ -109,15 +113,21 @@ def train_all(
     for name, recipe in recipes.items():
         if name not in found:
             said = None if progress is None else partial(progress, f"steps, {name}")
-            found[name] = _one(name, recipe, data, folders[name], finish, {**options, "progress": said})
-    return {name: found[name] for name in recipes}
+            late = until if name in left else None
+            found[name] = _one(name, recipe, data, folders[name], finish, {**options, "progress": said}, late)
+    setting.left.extend(name for name in recipes if found[name] is None)
+    done = {name: run for name in recipes if (run := found[name]) is not None}
+    setting.recipes.update({f"{item}/{name}": _told(recipes[name]) for name in done})
+    return done
 
 
 def _one(
     name: str, recipe: Recipe, data: Mapping[str, Data], folder: Path | None, finish: Finish | None,
-    options: Mapping[str, Any],
-) -> Finished:  # fmt: skip
-    """One run, trained or read back."""
+    options: Mapping[str, Any], until: float | None,
+) -> Finished | None:  # fmt: skip
+    """One run, trained or read back; None where it is too late to begin."""
+    if until is not None and time.time() >= until:
+        return None
     try:
         done = train(recipe, data, folder=folder, **options)
         if finish is None:
@@ -187,7 +197,7 @@ def _read(source: Path, names: tuple[str, ...], device: str) -> dict[str, Data]:
 
 def _one_apart(
     given: tuple[Path, tuple[str, ...], str], name: str, recipe: Recipe, folder: Path | None, finish: Finish | None,
-    options: Mapping[str, Any],
-) -> Finished:  # fmt: skip
+    options: Mapping[str, Any], until: float | None,
+) -> Finished | None:  # fmt: skip
     """One run, in a process that is not this one."""
-    return _one(name, recipe, _read(*given), folder, finish, options)
+    return _one(name, recipe, _read(*given), folder, finish, options, until)

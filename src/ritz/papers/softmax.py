@@ -78,7 +78,9 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
 
 
 @full_precision()
-def stems(trained: Trained, row: Mapping[str, Any], train: Data, num_steps: int = 100) -> dict[str, list[float]]:
+def stems(
+    trained: Trained, row: Mapping[str, Any], train: Data, num_steps: int = 100, make: mnist_mlp.Make = make_network
+) -> dict[str, list[float]]:  # fmt: skip
     """The spectrum as the paper has it: Ritz values and weights of one random vector; of the first seed alone.
 
     Example:
@@ -90,7 +92,7 @@ def stems(trained: Trained, row: Mapping[str, Any], train: Data, num_steps: int 
     """
     if row["seed"] != trained.seeds[0]:
         return {}
-    model = make_network(0, train[0].dtype).to(train[0].device)
+    model = make(0, train[0].dtype).to(train[0].device)
     risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=5000)
     H = Hessian(risk.at(trained.params(row["seed"], row["weight_decay"])))
     start = H.probes([0], seed=0, distribution="normal")

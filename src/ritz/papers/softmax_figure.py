@@ -22,14 +22,14 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     panels = upper.subplots(1, len(WEIGHT_DECAYS), sharex=True, sharey=True, squeeze=False)[0]
     for ax, decay, shade in zip(panels, WEIGHT_DECAYS, shades, strict=True):
         own = [row for row in rows if row["split"] == first and row["weight_decay"] == decay]
-        _stems(ax, next(row for row in own if "ritz_values" in row), shade)
+        draw_stems(ax, next(row for row in own if "ritz_values" in row), shade)
         ax.set_title(f"weight decay {decay:g}", fontsize=9)
     panels[0].set_ylabel("weight")
     _tops(lower.subplots(), rows)
     return picture
 
 
-def _stems(ax: "Axes", row: Mapping[str, Any], shade: Any) -> None:
+def draw_stems(ax: "Axes", row: Mapping[str, Any], shade: Any) -> None:
     """One spectrum, its weights on a logarithmic axis."""
     weights = [max(weight, 1e-12) for weight in row["ritz_weights"]]
     ax.vlines(row["ritz_values"], 1e-12, weights, color=shade, lw=1.2)

@@ -26,7 +26,8 @@ def draw(rows: Rows) -> "Figure":
         upper.subplots(1, 2), (("trace", "Tr A_B / Tr A"), ("square", "Tr A_B² / Tr A²")), strict=True
     ):
         _moments(ax, moments, key)
-        ax.set_title(text, fontsize=9)
+        ax.set_ylabel(text)
+        ax.set_title("every batch, and means", fontsize=9)
     for ax, level in zip(lower.subplots(1, len(levels), squeeze=False)[0], levels, strict=True):
         _errors(ax, [row for row in logdets if row["level"] == level])
         ax.set_title(f"log |G + d I|, d = {level:g} λ₁", fontsize=9)
@@ -78,7 +79,8 @@ def _errors(ax: "Axes", rows: Rows) -> None:
             for s in sizes  # a file has "nan" as text
         ]
         means, bars = zip(*found, strict=True)
-        ax.errorbar([s * 1.04 ** (place - 2) for s in sizes], means, bars, fmt="o-", ms=4, capsize=2, label=name)
+        away = " (off the axis)" if all(abs(mean) > 1 for mean in means) else ""
+        ax.errorbar([s * 1.04 ** (place - 2) for s in sizes], means, bars, fmt="o-", ms=4, capsize=2, label=name + away)
     ax.axhline(0, color="#999999", lw=0.8)
     ax.set_ylim(-1, 1)
     _sizes(ax, sizes, "images in a sub-sample")
