@@ -1,6 +1,7 @@
 """A compiled function is compiled once, when it pays, and used only if it gives what the function gives."""
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -183,6 +184,19 @@ def test_a_trace_has_the_derivatives_worked_out():
 def test_the_tolerance_is_that_of_the_precision(monkeypatch, dtype, tf32, wanted):
     monkeypatch.setattr(compilation, "multiplies_in_tf32", lambda device: tf32)
     assert compilation._agreement(dtype, torch.device("cpu")) == wanted
+
+
+def test_advice_of_a_compiler_neither_stops_it_nor_is_passed_on(monkeypatch):
+    """Warnings are errors in these tests: one that came through would be a failure."""
+
+    def lowered(graph):
+        warnings.warn("TensorFloat32 tensor cores are available but not enabled", UserWarning, stacklevel=2)
+        return graph
+
+    monkeypatch.setattr(compilation, "lowered", lowered)
+    compilations = Compilations()
+    compilations.run("f", lambda x: (x * 2,), [torch.ones(2)])
+    assert len(compilations) == 1
 
 
 def test_compilations_go_with_the_recordings_of_a_risk():

@@ -800,3 +800,41 @@ def test_a_model_that_writes_to_its_inputs_does_not_write_to_the_data(batch_size
     assert risk.loss() == pytest.approx(float((model.layer(X - 1) ** 2).mean().detach()))
     ritz.Hessian(risk).dense()
     assert torch.equal(X, before)
+
+
+# --------------------------------------------------------------------------------------------- sessions
+
+
+def test_during_a_session_the_model_is_looked_at_once_and_after_it_anew():
+    problem = cases.make("residual")
+    risk = problem.risk()
+    with risk.session():
+        first = risk.place(), risk.settings(), risk.params()
+        with risk.session():  # one inside another is the same one
+            assert (risk.place(), risk.settings()) == first[:2]
+            assert risk.params() is first[2]
+        assert risk.place() is first[0]
+        moved = risk.at({"head.weight": 2 * risk.params()["head.weight"]})  # another risk, which looks by itself
+        assert not torch.equal(moved.params()["head.weight"], first[2]["head.weight"])
+    problem.model.norm.eps = 1.0
+    problem.model.head.weight.data = 3 * problem.model.head.weight.data
+    with risk.session():
+        assert risk.settings() != first[1]
+        assert risk.place() != first[0]
+        assert torch.equal(risk.params()["head.weight"], problem.model.head.weight)
+
+
+def test_the_version_follows_weights_buffers_and_those_that_are_set():
+    model = cases.make("residual").model
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), cases.problem("residual").batches)
+    other = risk.at({"head.weight": torch.zeros_like(model.head.weight)})
+    seen = {risk.version()}
+    for tensor in (model.head.weight, model.norm.running_mean, model.stem.bias):
+        tensor.detach().add_(1)
+        seen.add(risk.version())
+    assert len(seen) == 4
+    before = other.version()
+    model.head.weight.detach().add_(1)  # which the other does not read
+    assert other.version() == before
+    model.head.bias.detach().add_(1)
+    assert other.version() != before

@@ -1,8 +1,26 @@
-"""How much memory a device has left."""
+"""How much memory a device has left, and errors for want of it."""
 
 import os
 
 import torch
+
+from .errors import RitzError
+
+
+class NoRoomError(RitzError, torch.OutOfMemoryError):
+    """Memory has run out where nothing more may be cut; the message says what would fit."""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error is for want of memory; on a CPU torch has no type of its own for it.
+
+    Example:
+        >>> is_shortage(torch.OutOfMemoryError("CUDA out of memory")), is_shortage(RuntimeError("no such kernel"))
+        (True, False)
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def free_memory(device: torch.device) -> float | None:

@@ -133,14 +133,16 @@ def _mode(model: nn.Module, mode: Mode, dropout: bool) -> Iterator[None]:
     norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)] if mode == "train" else []
     tracking = [m.track_running_stats for m in norms]
     try:
-        for m in modules:
-            m.training = dropout and isinstance(m, _DROPS)
+        for m, was in zip(modules, training, strict=True):
+            if was != (wanted := dropout and isinstance(m, _DROPS)):  # to ask is faster than to set
+                m.training = wanted
         for norm in norms:  # without tracking the buffers are neither read nor written
             norm.training, norm.track_running_stats = True, False
         yield
     finally:
         for m, was in zip(modules, training, strict=True):
-            m.training = was
+            if m.training != was:
+                m.training = was
         for norm, was in zip(norms, tracking, strict=True):
             norm.track_running_stats = was
 

@@ -24,11 +24,12 @@ class Plan:
             inputs of one shape; None records where that is known (all modules torch.nn's or `ritz.models`' own, no
             function of the user's), and where half of the device's memory is free, since recordings keep theirs.
         compile: Put the product of a batch through torch.compile, which takes tens of seconds once and is checked
-            against the product as it is. As for `replay` each call of the model must be the same sequence of
-            operations. True compiles at once; "auto" on a GPU, where that is known and the run is so long that the
-            compilation is at most a tenth of it (`RiskOperator.expect` says how much is to come); not on a CPU, where
-            runs are the same to the bit, nor on several ranks. Batches of another size than the
-            first are taken as they are, and so is everything where compiling fails, with a line in the log.
+            against the product as it is; images have their channels last then, where the model takes them so. As for
+            `replay` each call of the model must be the same sequence of operations. True compiles at once; "auto" on a
+            GPU, where that is known and the run is so long that the compilation is at most a tenth of it
+            (`RiskOperator.expect` says how much is to come); not on a CPU, where runs are the same to the bit, nor on
+            several ranks. Batches of another size than the first are taken as they are, and so is everything where
+            compiling fails, with a line in the log.
 
     Example:
         >>> Plan(chunk=4).route

@@ -1,9 +1,10 @@
 """The heartbeat of the ranks of a run: who has died, and who keeps the others waiting.
 
 A thread of each process writes to the store of the process group, every other second, how often it has done so, how
-much time of the processor the process has used, and whether the process waits for the others. Who waits reads that of
+much time of the processor the process has used, and for which sum over ranks the process waits. Who waits reads that of
 the others: one whose count stands still is dead or frozen; one that uses no processor and does not wait either, stands
-still. No clock is compared with that of another machine.
+still; where all wait and none gets any further, they wait for one another. No clock is compared with that of another
+machine.
 """
 
 import atexit
@@ -43,6 +44,8 @@ class _Seen:
     cpu: float
     at: float
     alive: float
+    moved: float  # when it last worked, or got to another wait
+    wait: int = 0  # the number of the one it is in; 0 for none
     name: str = ""
     silent: bool = False
 
@@ -56,7 +59,7 @@ class Pulse:
     """
 
     def __init__(self, store: Any, rank: int) -> None:
-        self.rank, self.waiting = rank, False
+        self.rank, self.waits_begun, self.waiting = rank, 0, False
         self.interval = min(2.0, patience() / 8)
         copied = getattr(store, "clone", lambda: store)  # older versions of torch have none
         self._beats, self._reads = copied(), copied()
@@ -71,11 +74,14 @@ class Pulse:
         name = f"{socket.gethostname()}, process {os.getpid()}"
         while not self._stop.is_set():
             try:
-                self._beats.set(_KEY.format(self.rank), f"{count}|{time.process_time():.3f}|{self.waiting:d}|{name}")
+                self._beats.set(_KEY.format(self.rank), f"{count}|{time.process_time():.3f}|{self._wait()}|{name}")
             except Exception:  # the store is gone, and with it those who could read this
                 return
             count += 1
             self._stop.wait(self.interval)
+
+    def _wait(self) -> int:
+        return self.waits_begun if self.waiting else 0
 
     def stop(self) -> None:
         """No more heartbeats."""
@@ -86,7 +92,7 @@ class Pulse:
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
         """While this process waits for the others."""
-        self.waiting, self._seen = True, {}
+        self.waits_begun, self.waiting, self._seen = self.waits_begun + 1, True, {}
         try:
             yield
         finally:
@@ -107,33 +113,46 @@ class Pulse:
                        f"{still:.0f} s")
                     + ", and the others wait for it; the run is over. Set RITZ_PATIENCE, in seconds, to wait longer"
                 )  # fmt: skip
+        self._look_for_knots(limit)
+
+    def _look_for_knots(self, limit: float) -> None:
+        """Raise if every rank there is waits, and none has got any further for too long."""
+        seen = [self._read(rank) for rank in range(dist.get_world_size()) if rank != self.rank]
+        still = min((time.monotonic() - one.moved for one in seen), default=0.0)
+        if still > limit and all(one.wait for one in seen):
+            raise abandoned(
+                f"all ranks wait for one another, and none has got any further for {still:.0f} s: they have come "
+                "apart. Every rank must make the same calls in the same order, and an error of one that is caught must "
+                "be caught on all; for one rank by itself use Risk(..., group='self')"
+            )
 
     def _read(self, rank: int) -> _Seen:
         """Take down what there is to be seen of a rank."""
         now = time.monotonic()
-        seen = self._seen.setdefault(rank, _Seen(-1, 0.0, now, now))
-        beat, cpu, waiting, name = self._record(rank)
+        seen = self._seen.setdefault(rank, _Seen(-1, 0.0, now, now, now))
+        beat, cpu, wait, name = self._record(rank)
         seen.silent = beat == seen.beat
         if not seen.silent:
-            if waiting or seen.beat < 0 or cpu - seen.cpu > _BUSY * (now - seen.at):
-                seen.alive = now
-            seen.beat, seen.cpu, seen.at, seen.name = beat, cpu, now, name
+            works = seen.beat < 0 or cpu - seen.cpu > _BUSY * (now - seen.at)
+            seen.alive = now if wait or works else seen.alive
+            seen.moved = now if works or wait != seen.wait else seen.moved
+            seen.beat, seen.cpu, seen.at, seen.wait, seen.name = beat, cpu, now, wait, name
         elif beat < 0:
             seen.alive = now  # it has not begun: the time limit of the process group is for that
         return seen
 
-    def _record(self, rank: int) -> tuple[int, float, bool, str]:
+    def _record(self, rank: int) -> tuple[int, float, int, str]:
         key = _KEY.format(rank)
         try:
             if not self._reads.check([key]):
-                return -1, 0.0, False, ""
-            beat, cpu, waiting, name = self._reads.get(key).decode().split("|", 3)
+                return -1, 0.0, 0, ""
+            beat, cpu, wait, name = self._reads.get(key).decode().split("|", 3)
         except Exception as error:
             raise abandoned(
                 "the store of the process group is gone, and with it the rank or the launcher that held it; most "
                 "likely rank 0 has died"
             ) from error
-        return int(beat), float(cpu), waiting == "1", name
+        return int(beat), float(cpu), int(wait), name
 
     def missing(self, ranks: Sequence[int], error: BaseException) -> RankError:
         """Whose death the error of a collective is about: those whose heartbeat has stopped."""

@@ -67,7 +67,7 @@ class Recordings:
         Returns:
             Tensors of the caller's own, unless lent.
         """
-        key = (key, *((x.shape, x.dtype, x.device) for x in inputs), switches())
+        key = _whole(key, inputs)
         if key in self._refused or _is_inside_another(inputs[0].device):
             return fn(*inputs)
         if key not in self._kept:
@@ -84,6 +84,19 @@ class Recordings:
             torch._foreach_copy_(own, list(inputs))
         results = recorded()
         return results if lend else _copied(results)
+
+    def forget(self, key: Hashable, inputs: Sequence[Tensor]) -> None:
+        """Give the memory of a recording back, in whose place something else is run from here on.
+
+        Example:
+            >>> recordings, x = Recordings(), torch.ones(1)
+            >>> for _ in range(2):
+            ...     _ = recordings.run("same", lambda x: (x,), [x])
+            >>> recordings.forget("same", [x])
+            >>> len(recordings)
+            0
+        """
+        self._kept.pop(_whole(key, inputs), None)
 
     def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Recorded] | None:
         own = [x.detach().clone() for x in inputs]
@@ -118,6 +131,11 @@ class Recordings:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__init__(state["most"])  # type: ignore[misc]
+
+
+def _whole(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
+    """A key with all that the kernels depend on beside values."""
+    return key, *((x.shape, x.dtype, x.device) for x in inputs), switches()
 
 
 def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
@@ -184,7 +202,7 @@ def switches() -> tuple[Hashable, ...]:
     """What decides which kernels torch takes."""
     cudnn = torch.backends.cudnn
     return (
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic, matmul_precision(), _precision(cudnn, "conv"),
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic, matmul_precision(), convolution_precision(),
         torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
@@ -195,6 +213,21 @@ def matmul_precision() -> Hashable:
     return _precision(torch.backends.cuda, "matmul")
 
 
+def convolution_precision() -> Hashable:
+    """The same of convolutions."""
+    return _precision(torch.backends.cudnn, "conv")
+
+
+def is_tf32(precision: Hashable) -> bool:
+    """Whether a switch, as these two give it, stands at ten bits of mantissa; "none" is torch's word for all of them.
+
+    Example:
+        >>> [is_tf32(precision) for precision in ("tf32", True, "ieee", "none", False)]
+        [True, True, False, False, False]
+    """
+    return precision in ("tf32", True)
+
+
 def multiplies_in_tf32(device: torch.device) -> bool:
     """Whether float32 may be multiplied with ten bits of mantissa there; convolutions are, by torch's default.
 
@@ -202,8 +235,7 @@ def multiplies_in_tf32(device: torch.device) -> bool:
         >>> multiplies_in_tf32(torch.device("cpu"))
         False
     """
-    found = matmul_precision(), _precision(torch.backends.cudnn, "conv")
-    return device.type == "cuda" and any(value in ("tf32", "none", True) for value in found)
+    return device.type == "cuda" and any(map(is_tf32, (matmul_precision(), convolution_precision())))
 
 
 def _precision(backend: Any, name: str) -> Hashable:

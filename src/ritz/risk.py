@@ -9,7 +9,7 @@ with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and
 import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from torch.func import functional_call
 
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
 from .comm import SELF, Group, world
+from .diagnoses import no_room, refuse_gradient
 from .errors import UnsupportedError
 from .layers import Capture, Recorder
 from .losses import CallableLoss, Loss, Target, as_loss
+from .memory import NoRoomError, is_shortage
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
@@ -35,6 +37,8 @@ Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Risk:
@@ -113,6 +117,7 @@ class Risk:
         self._weights = Weights(self.model, self._sharded)
         self.batches = self._batched(data, batch_size, share)
         self._checked: Hashable = None
+        self._known: dict[str, Any] | None = None  # what does not change during a session, as it was asked for
         self._piece: int | None = self.plan.micro_batch  # shrinks when memory runs out
         self._writes: bool | None = None  # whether the model writes to its inputs; not known before the first call
         if self._piece is not None and not self.splittable:
@@ -186,11 +191,15 @@ class Risk:
     def static(self) -> bool:
         """Whether each call of model and loss is known to be the same sequence of operations: nothing is the user's."""
         known = self._caller.plain and not isinstance(self._loss, CallableLoss)
-        return known and is_static(self.model.modules())
+        return known and self._once("static", lambda: is_static(self.model.modules()))
+
+    def settings(self) -> Hashable:
+        """What the modules are set to."""
+        return self._once("settings", lambda: settings_of(self.model.modules()))
 
     def place(self) -> Hashable:
         """Where weights and buffers lie and what the modules are set to: what a recording depends on."""
-        return self.names, place_of(self.state().values()), settings_of(self.model.modules())
+        return self._once("place", lambda: (self.names, place_of(self.state().values()), self.settings()))
 
     def convention(self) -> str:
         """Which data, which mode: for the convention of every number."""
@@ -212,7 +221,16 @@ class Risk:
 
     def _placed(self) -> tuple[Params, Params]:
         """(chosen parameters, everything else) as of now."""
-        return self._weights.placed(self.names, self.device, self.dtype)
+        return self._once("placed", lambda: self._weights.placed(self.names, self.device, self.dtype))
+
+    def _once(self, what: str, look: Callable[[], T]) -> T:
+        """What `look` finds; during a session, in which the model stays as it is, it looks once."""
+        if self._known is None:
+            return look()
+        if what not in self._known:
+            self._known[what] = look()
+        found: T = self._known[what]
+        return found
 
     # -------------------------------------------------------------------------- other weights, data, outputs
 
@@ -306,7 +324,7 @@ class Risk:
         """A risk that shares model, loss and batches, and has its own caches."""
         other = object.__new__(Risk)
         other.__dict__.update(self.__dict__)
-        other._weights, other._checked = self._weights.again(), None
+        other._weights, other._checked, other._known = self._weights.again(), None, None
         return other
 
     # -------------------------------------------------------------------------------- one batch, as a function
@@ -482,17 +500,19 @@ class Risk:
         if self._sharded is not None:
             return self._pieces_in_step(self._sharded, fn, params, batch)
         while True:
-            most = self._piece or batch.size
+            most = min(self._piece or batch.size, batch.size)
             try:
                 return [fn(params, piece) for piece in batch.pieces(most)]
-            except torch.OutOfMemoryError:
-                smaller = min(most, batch.size) // 2
-                if smaller < 1 or not self.splittable:
+            except Exception as error:
+                if not is_shortage(error):
                     raise
-            self._piece = smaller  # outside the except block, whose traceback would hold the memory
-            if self.device.type == "cuda":
+                why = str(error).partition("\n")[0][:160]
+            if self.device.type == "cuda":  # outside the except block, whose traceback would hold the memory
                 torch.cuda.empty_cache()
-            log.info("out of memory: batches are now taken in pieces of %d samples", smaller)
+            if most == 1 or not self.splittable:
+                raise NoRoomError(no_room(lambda piece: fn(params, piece), batch, self.splittable, why))
+            self._piece = most // 2
+            log.warning("out of memory: batches are now taken in pieces of %d samples", self._piece)
 
     def _pieces_in_step(
         self,
@@ -515,13 +535,18 @@ class Risk:
                     "more ranks, or activation checkpointing"
                 )
             self._piece = largest // 2
-            log.info("out of memory on a rank: batches are now taken in pieces of %d samples", self._piece)
+            log.warning("out of memory on a rank: batches are now taken in pieces of %d samples", self._piece)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """The model as this risk sees it: mode set, kernels differentiable twice, generators put back after."""
+        outer = self._known
         with studied(self.model, self.mode, self.dropout, self.device):
-            yield
+            self._known = {} if outer is None else outer
+            try:
+                yield
+            finally:
+                self._known = outer
 
     # ------------------------------------------------------------------------------------- loss, gradient
 
@@ -532,9 +557,15 @@ class Risk:
         return float(value)
 
     def gradient(self) -> Tensor:
-        """The gradient of the mean loss, (dim,)."""
+        """The gradient of the mean loss, (dim,).
+
+        Raises:
+            NonFiniteError: If it is not finite; names the batch, the parameter and the dtype.
+        """
         self.check()
         value: Tensor = self.fold(self.batch_gradient, Mean())
+        if not bool(value.isfinite().all()):
+            refuse_gradient(self)
         return value
 
     def batch_gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batches import Batch
 from .comm import World
+from .memory import is_shortage
 from .space import ParamSpace
 
 Params = Mapping[str, Tensor]
@@ -139,7 +140,7 @@ class ShardedModel:
                 error = caught.with_traceback(None)  # which would hold the memory
             if error is not None:
                 self._catch_up(work, piece, made.done, error)
-            short = isinstance(error, torch.OutOfMemoryError)
+            short = error is not None and is_shortage(error)
             if any(world.agree("a pass of a sharded model", None if short else error, short)):
                 return None
         return results
@@ -152,7 +153,7 @@ class ShardedModel:
             torch.cuda.empty_cache()
         try:
             with Collectives(skipped=done):
-                work(piece.pieces(1)[0])
+                work(piece.head(1))
         except Exception:
             raise error from None
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .batches import Batch
+from .diagnoses import origin
 from .errors import NonFiniteError, UnsupportedError
 from .modes import AttentionWatch
 from .reducers import Mean
@@ -91,7 +92,8 @@ class _Look:
         if not bool(torch.isfinite(total)):
             raise NonFiniteError(
                 f"the loss of batch {batch.index} (samples {batch.start} to {batch.start + batch.size - 1}) is "
-                f"{float(total)}; look for NaN or infinite inputs there, or a model that has diverged"
+                f"{float(total)}: {origin(self.risk, params, batch)}; mend the data, load other weights, or use a "
+                "wider dtype"
             )
         if not float(weight) >= 0:
             raise ValueError(f"the weight of batch {batch.index} is {float(weight)}; a weight counts items")

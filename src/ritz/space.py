@@ -261,7 +261,7 @@ def _draw(
     """
 
     def counters(*stream: str) -> Tensor:
-        return _counters(_origins([(*key, *stream) for key in keys], sizes, first).to(device), sizes)
+        return _counters(_origins([(*key, *stream) for key in keys], sizes, first).to(device, non_blocking=True), sizes)
 
     if distribution == "rademacher":
         return _signs(counters())
@@ -292,7 +292,7 @@ def random_signs(size: int, key: tuple[object, ...], device: torch.device | str 
         >>> random_signs(4, ("a", 0)).abs().tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    return _signs(_counters(_origins([key], [size], start).to(device), [size]))
+    return _signs(_counters(_origins([key], [size], start).to(device, non_blocking=True), [size]))
 
 
 def random_bits(size: int, key: tuple[object, ...], device: torch.device | str = "cpu", start: int = 0) -> Tensor:
@@ -300,7 +300,7 @@ def random_bits(size: int, key: tuple[object, ...], device: torch.device | str =
 
     A counter-based generator, so an element does not depend on who draws it. Integer arithmetic wraps modulo 2^64.
     """
-    return _mixed(_counters(_origins([key], [size], start).to(device), [size]))
+    return _mixed(_counters(_origins([key], [size], start).to(device, non_blocking=True), [size]))
 
 
 def _counters(origins: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -1,6 +1,6 @@
 """The weights and buffers of a model as a risk reads them: live, or set to others, in its precision, on its device."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,13 @@ class Weights:
         """Changes whenever a weight or buffer does."""
         if self.sharded is not None:
             return self.sharded.version(), tuple(t.data_ptr() for t in self.override.values())
-        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.live().values())
+        tensors = self.live().values() if self.override else self._tensors()
+        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Those of the model, without their names, which take long to put together."""
+        for module in self.model.modules():
+            yield from (t for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
 
     def live(self) -> Params:
         """Every parameter and buffer as it is."""

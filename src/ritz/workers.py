@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from . import stopping
+from .memory import is_shortage
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +295,7 @@ def _work(pipe: Any, settings: Mapping[str, Any]) -> None:
             answer = pickle.dumps(("done", function(*args)))
         except Exception as error:
             said = "".join(traceback.format_exception(error))
-            end: End = "no room" if isinstance(error, torch.OutOfMemoryError) else "failed"
+            end: End = "no room" if is_shortage(error) else "failed"
             answer = pickle.dumps((end, f"{type(error).__name__}: {error}\n\n{said}"))
         pipe.send_bytes(answer)
 

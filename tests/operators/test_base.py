@@ -11,7 +11,7 @@ from torch import nn
 import ritz
 from ritz.errors import NonFiniteError
 from ritz.operators import DenseOperator, Operator
-from ritz.operators.base import rows_at_once
+from ritz.operators.risk_operator import rows_at_once
 
 A = DenseOperator(cases.symmetric(torch.tensor([3.0, -1.0, 0.5, 0.0])))
 
@@ -174,7 +174,7 @@ def test_where_images_would_fill_the_memory_the_data_is_walked_more_than_once(at
     V = torch.randn(risk.dim, 5, generator=torch.Generator().manual_seed(0))
     H, fold, walks = ritz.Hessian(risk), risk.fold, []
     whole = H @ V
-    monkeypatch.setattr("ritz.operators.base.rows_at_once", lambda rows: at_once)
+    monkeypatch.setattr("ritz.operators.risk_operator.rows_at_once", lambda rows: at_once)
     monkeypatch.setattr(risk, "fold", lambda *args, **named: walks.append(1) or fold(*args, **named))
     torch.testing.assert_close(H @ V, whole, rtol=1e-12, atol=0)
     assert len(walks) == -(-5 // at_once)
@@ -195,7 +195,7 @@ def test_rows_of_a_sixteenth_of_a_gpu_are_multiplied_at_once(dim, wanted, monkey
     assert rows_at_once(Rows()) == wanted
 
 
-def test_where_memory_runs_out_fewer_vectors_are_taken_at_once():
+def test_where_memory_runs_out_fewer_vectors_are_taken_at_once_and_that_is_said(caplog):
     seen = []
 
     class Hungry(ritz.GGN):
@@ -210,3 +210,5 @@ def test_where_memory_runs_out_fewer_vectors_are_taken_at_once():
     torch.testing.assert_close(G @ V, ritz.GGN(risk) @ V)
     assert seen[:2] == [8, 4]
     assert max(seen[2:]) == 2  # learnt, and not tried again
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"out of memory: vectors are now taken {number} at a time" for number in (4, 2)]

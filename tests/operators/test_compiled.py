@@ -10,7 +10,8 @@ from torch import nn
 import ritz
 from ritz import compilation
 from ritz.compilation import compilations_of
-from ritz.operators import footprint
+from ritz.operators import footprint, risk_operator
+from ritz.operators.tape import layers
 
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN, "EmpiricalFisher": ritz.EmpiricalFisher}
 SAME = 1e-10  # relative, of a whole image
@@ -41,9 +42,96 @@ def test_traced_products_are_right_on_every_network(lowered, name, matrix):
     assert len(lowered) == len(compilations_of(risk.recordings)) == 1  # the ragged batches are taken as they are
 
 
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("name", ["conv", "residual", "residual_train", "pixels"])
+def test_products_are_traced_as_for_a_gpu_with_channels_last_and_side_by_side(lowered, monkeypatch, name, matrix):
+    monkeypatch.setattr(risk_operator, "CHANNELS_LAST_ON", ("cpu",))
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",))
+    risk = cases.problem(name).risk(plan=ritz.Plan(compile=True, route="reverse"))
+    A, V = MATRICES[matrix](risk), columns(risk.dim)
+    for _ in range(2):
+        assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
+    assert A._last
+    assert len(lowered) == 1
+    taken = {str(node.target) for node in lowered[0].graph.nodes}
+    assert "aten.convolution_backward.default" in taken or matrix != "Hessian"
+
+
+def test_a_model_that_views_across_channels_is_traced_as_it_is(lowered, monkeypatch):
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(2, 2, 1), nn.Linear(32, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(x).tanh().flatten(1)) + x.view(len(x), -1)[:, :1]
+
+    monkeypatch.setattr(risk_operator, "CHANNELS_LAST_ON", ("cpu",))
+    torch.manual_seed(0)
+    data = torch.randn(5, 2, 4, 4), torch.randint(3, (5,))
+    model = Views()
+    A, plain = (
+        ritz.GGN(ritz.Risk(model, nn.CrossEntropyLoss(), data, plan=ritz.Plan(compile=choice)))
+        for choice in (True, False)
+    )
+    V = columns(A.dim)
+    for _ in range(2):
+        assert cases.relative(A @ V, plain @ V) < SAME
+    assert A._last is False
+    assert len(lowered) == 1
+
+
+def test_what_is_compiled_goes_along_the_tape(lowered):
+    """One forward pass for all vectors: as many matrix products for three as for one, but those of weights."""
+    counts = {}
+    for k in (1, 3):
+        risk = cases.problem("mlp_mse").risk(plan=ritz.Plan(compile=True, route="reverse"))
+        H = ritz.Hessian(risk)
+        for _ in range(2):
+            H @ columns(H.dim, k)
+        counts[k] = sum("mm" in str(node.target) for node in lowered[-1].graph.nodes)
+    assert counts[1] == counts[3]
+
+
+def test_where_precision_is_short_one_vector_is_held_against_float64(monkeypatch):
+    """A compiled product that is off by as much as the product itself is used; its check is that of a single vector."""
+    monkeypatch.setitem(compilation.AGREE, torch.float32, 0.0)
+    seen = []
+    plain = ritz.GGN._traced
+
+    def traced(self, params, held, batch, rows):
+        seen.append((len(rows), rows.dtype))
+        return plain(self, params, held, batch, rows)
+
+    monkeypatch.setattr(ritz.GGN, "_traced", traced)
+    monkeypatch.setattr(compilation, "lowered", lambda graph: graph)
+    risk = cases.problem("mlp_mse").risk(dtype=torch.float32, plan=ritz.Plan(compile=True))
+    G, V = ritz.GGN(risk), columns(risk.dim)
+    for _ in range(2):
+        assert cases.relative((G @ V).double(), cases.truth("mlp_mse", "GGN") @ V) < 1e-5
+    assert seen == [(3, torch.float32), (1, torch.float64)]
+    assert len(compilations_of(risk.recordings)) == 1
+
+
+def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lowered, monkeypatch):
+    monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
+    monkeypatch.setattr(compilation, "_tools", lambda device: True)
+    monkeypatch.setattr(compilation, "_clock", lambda device: 0.0)
+    problem = cases.problem("mlp_mse")
+    risk = problem.risk(problem.batches[:1], plan=ritz.Plan(replay=True))
+    G, V = ritz.GGN(risk), columns(risk.dim)
+    for _ in range(3):
+        G @ V
+    assert (len(risk.recordings), len(lowered)) == (1, 0)
+    G._spent = 1e6
+    for _ in range(4):
+        assert cases.relative(G @ V, ritz.GGN(problem.risk(problem.batches[:1])) @ V) < SAME
+    assert (len(risk.recordings), len(lowered)) == (1, 1)
+
+
 def test_a_matrix_that_cannot_be_compiled_is_run_as_it_is(lowered):
     class Own(ritz.GGN):
-        _traced = ritz.operators.base.RiskOperator._traced
+        _traced = ritz.operators.risk_operator.RiskOperator._traced
 
     risk = cases.problem("mlp_bce").risk(plan=ritz.Plan(compile=True))
     V = columns(risk.dim)
@@ -235,3 +323,20 @@ def test_the_cut_goes_by_the_largest_activation_and_the_number_of_vectors():
     with risk.session():
         found = [footprint.fitting_piece(risk, risk.params(), batch, k) for k in (1, 8, 64)]
     assert found == [(1 << 24) // (8000 * k) for k in (1, 8, 64)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "matrix"), [("conv", "Hessian"), ("residual", "GGN"), ("attention", "Hessian")])
+def test_on_a_gpu_compiled_products_are_right_in_float64_and_as_near_as_others_in_tf32(name, matrix):
+    problem = cases.make(name)
+    problem.model.cuda()
+    data = [tuple(x.cuda() for x in batch) for batch in problem.batches]
+    V = columns(cases.truth(name, matrix).shape[0])
+    wanted = cases.truth(name, matrix) @ V
+    for dtype, most in ((torch.float64, 1e-9), (torch.float32, 3e-2)):
+        risk = problem.risk(data, dtype=dtype, plan=ritz.Plan(compile=True))
+        A = MATRICES[matrix](risk)
+        for _ in range(3):
+            image = A @ V.cuda()
+        assert cases.relative(image.cpu().double(), wanted) < most
+        assert len(compilations_of(risk.recordings)) == 1

@@ -424,3 +424,39 @@ def test_where_every_eigendecomposition_fails_the_last_good_basis_is_kept(monkey
 def test_a_factor_that_is_not_finite_is_not_decomposed():
     with pytest.warns(NumericalWarning, match="only its diagonal is used"):
         eigenbasis(torch.tensor([[[1.0, torch.nan], [torch.nan, 1.0]]]))
+
+
+class Experts(nn.Module):
+    """Each sample is for one of two experts, alike in shape; one without work is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x):
+        out = x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            own = ((x[:, 0] > 0) == bool(number)).nonzero()[:, 0]
+            if len(own):
+                out = out.index_put((own,), expert(x[own]))
+        return out
+
+
+@pytest.mark.parametrize(("ekfac", "sizes"), [(False, (8, 4)), (False, (8, 3)), (True, (4, 2))])
+def test_batches_that_do_not_call_every_expert_give_the_factors_of_the_whole(ekfac, sizes):
+    torch.manual_seed(0)
+    X = torch.randn(8, 4)
+    X[:4, 0], X[4:, 0] = -1.0, 1.0
+    model, data = Experts(), (3.0 ** (X[:, :1] > 0) * X, torch.arange(8) % 3)
+    whole, cut = (
+        ritz.KFACOperator(ritz.Risk(model, nn.CrossEntropyLoss(), data, batch_size=n), ekfac=ekfac).dense()
+        for n in sizes
+    )
+    torch.testing.assert_close(cut, whole)
+
+
+def test_ekfac_of_rows_that_belong_to_no_sample_is_refused():
+    X = torch.tensor([[-1.0, 2.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]])
+    risk = ritz.Risk(Experts(), nn.CrossEntropyLoss(), (X, torch.arange(3)))
+    with pytest.raises(UnsupportedError, match="does not hold 3 samples"):
+        ritz.KFACOperator(risk, ekfac=True).dense()

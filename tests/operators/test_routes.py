@@ -360,3 +360,20 @@ def test_reverse_mode_is_shared_by_others_only_where_it_gives_the_same(broken, m
         assert H.reversible(*given) is (broken is None)
         assert ritz.Hessian(risk, route="reverse").reversible(*given)
         assert not ritz.Hessian(risk, route="difference").reversible(*given)
+
+
+def test_a_cpu_without_memory_is_not_taken_for_a_missing_derivative(monkeypatch):
+    """torch has no type of its own for it: fewer vectors are taken at once, and the route stays an exact one."""
+    plain = ritz.Hessian._by
+
+    def by(self, route, params, batch, rows):
+        if len(rows) > 1:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return plain(self, route, params, batch, rows)
+
+    monkeypatch.setattr(ritz.Hessian, "_by", by)
+    H = ritz.Hessian(cases.problem("mlp_mse").risk())
+    V = torch.randn(H.dim, 2)
+    assert cases.relative(H @ V, cases.truth("mlp_mse", "Hessian") @ V) < 1e-11
+    assert H.route in ("forward", "reverse")
+    assert H._chunk == 1

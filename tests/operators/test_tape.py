@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ritz
-from ritz.operators.tape import Tape, Tapes, Untaped, kept
+from ritz.operators.tape import Tape, Tapes, Untaped, kept, layers
 
 MATRICES = ("Hessian", "GGN", "EmpiricalFisher")
 PLAN = ritz.Plan(chunk=50, route="forward")
@@ -53,6 +53,7 @@ def test_the_cut_into_batches_does_not_matter(sizes):
 
 P = {"a": (3, 4), "b": (4,), "c": (4, 5), "k": (2, 3, 3), "i": (2, 2, 3, 3)}  # parameters, and their shapes
 X = (torch.arange(24.0).reshape(2, 3, 4) * 0.37).sin().double()
+LAST = torch.channels_last
 IMAGE = (torch.arange(150.0).reshape(3, 2, 5, 5) * 0.77).sin().double()
 INDEX = torch.tensor([[0, 2, 1, 0], [1, 1, 0, 2]])
 
@@ -121,6 +122,10 @@ OPERATIONS = {
     "groups": lambda p: F.conv2d(IMAGE * p["b"].sum(), p["k"][:, None], groups=2, dilation=2, padding=2).square(),
     "transposed convolution": lambda p: F.conv_transpose2d(IMAGE * p["b"][0], p["i"], p["b"][:2], stride=2).tanh(),
     "convolution in one dimension": lambda p: F.conv1d(X * p["a"], p["a"][None, :, :2], p["b"][:1], padding=1).tanh(),
+    "strides that leave a rest": lambda p: F.conv2d(F.conv2d(IMAGE, p["i"], padding=2).sin(), p["i"], None, 3, 1),
+    "dilation": lambda p: F.conv2d(IMAGE * p["b"].sum(), p["i"], stride=2, dilation=2, padding=2).square(),
+    "channels last": lambda p: F.conv2d(IMAGE.contiguous(memory_format=LAST), p["i"], padding=1).tanh() * p["b"][0],
+    "windows of channels last": lambda p: F.max_pool2d(F.conv2d(IMAGE.contiguous(memory_format=LAST), p["i"]), 2) ** 2,
     "largest of windows": lambda p: F.max_pool2d(F.conv2d(IMAGE, p["i"], padding=1), 3, 1) ** 2,
     "means of windows": lambda p: F.avg_pool2d(F.conv2d(IMAGE, p["i"]), 2) ** 2,
     "means of all": lambda p: F.adaptive_avg_pool2d(F.conv2d(IMAGE, p["i"]), 1) ** 2,
@@ -149,6 +154,24 @@ def gradient(value: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if not value.requires_grad:
         return tuple(torch.zeros_like(x) for x in inputs)
     return torch.autograd.grad(value, inputs, create_graph=True, materialize_grads=True)
+
+
+WINDOWS = [name for name in OPERATIONS if any(word in name for word in ("convolution", "windows", "channels", "rest"))]
+
+
+@pytest.mark.parametrize("name", [*WINDOWS, "groups", "dilation"])
+def test_vectors_are_convolved_side_by_side_as_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",))
+    test_every_operation_has_its_derivatives(name)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("name", ["conv", "residual", "residual_train", "pixels"])
+def test_networks_that_are_convolved_so_have_the_same_matrices(name, matrix, monkeypatch):
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",))
+    A = made(matrix, cases.problem(name).risk(plan=PLAN))
+    assert cases.relative(A.dense(), cases.truth(name, matrix)) < 1e-11
+    assert A._tapes.works
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

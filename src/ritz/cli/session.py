@@ -11,6 +11,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import sys
 import time
@@ -210,20 +211,19 @@ class Session:
 
 def checked(risk: "Risk", name: str = "") -> "Risk":
     """The first pass over the data; what goes wrong in it is the model's, the loss's or the data's fault."""
-    import torch
-
     from ..errors import RitzError
+    from ..memory import is_shortage
 
     try:
         risk.check()
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
     except (RitzError, ValueError) as error:
         if not name:
             raise
         kind = type(error) if isinstance(error, RitzError) else ValueError
         raise kind(f"{name}: {error}") from error
     except Exception as error:
+        if is_shortage(error):
+            raise
         text = " ".join(str(error).split())
         raise ValueError(
             f"the model cannot be run on the data: {type(error).__name__}: {text}; mend the function of the risk"
@@ -302,9 +302,21 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
         return answer
 
 
+class _Ear(logging.Handler):
+    """Takes what is logged as a warning, such as smaller pieces where memory ran out, for a note of the session."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(logging.WARNING)
+        self.session = session
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        self.session.warned(record.getMessage(), important=True)
+
+
 @contextlib.contextmanager
 def heard(session: Session) -> Iterator[None]:
-    """Warnings as notes of the session."""
+    """Warnings as notes of the session, those that are logged too."""
     from ..errors import NumericalWarning
 
     def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -315,27 +327,30 @@ def heard(session: Session) -> Iterator[None]:
         for future in (DeprecationWarning, FutureWarning):  # nothing that the user of a command can do about
             warnings.simplefilter("ignore", future)
         warnings.showwarning = hear
-        yield
+        log, ear = logging.getLogger("ritz"), _Ear(session)
+        log.addHandler(ear)
+        try:
+            yield
+        finally:
+            log.removeHandler(ear)
 
 
 def _status(error: Exception) -> int | None:
     """The exit status of an error; None for one that is a fault of ritz, whose traceback is wanted."""
-    import torch
-
     from ..errors import NonFiniteError, UnsupportedError, WeightsMovedError
+    from ..memory import is_shortage
 
-    if isinstance(error, NonFiniteError | WeightsMovedError | torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, NonFiniteError | WeightsMovedError) or is_shortage(error):
         return screen.FAILED
     return screen.REFUSED if isinstance(error, ValueError | OSError | UnsupportedError) else None
 
 
 def _said(error: Exception) -> str:
     """An error in a line, with what to do where the error does not say it."""
-    import torch
-
+    from ..memory import NoRoomError, is_shortage
     from ..runs import line_of
 
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if is_shortage(error) and not isinstance(error, NoRoomError):
         return "out of memory; smaller batches or plan=ritz.Plan(chunk=1) take less, `ritz doctor` says how much"
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
         return (

@@ -18,6 +18,7 @@ from .. import stopping
 from ..checkpoint import Checkpoint
 from ..measures.measure import Measurement, measure
 from ..measures.registry import resolve
+from ..memory import is_shortage
 from ..workers import Outcomes, RunFailed, Task, as_they_come, beside_others, submitted, tell
 from . import cluster, study
 from .pipes import lasting
@@ -64,7 +65,8 @@ class Sweep:
 
         def told(name: str, part: float) -> None:
             parts[name] = max(parts[name], part)
-            self.session.report(f"{len(self.found)} of {len(parts)} solutions", sum(parts.values()) / len(parts))
+            known = len(self._finished())
+            self.session.report(f"{known} of {len(parts)} solutions", sum(parts.values()) / len(parts))
 
         tasks: dict[str, Task] = {
             name: (measured_apart, (Given(self.spec, path.absolute(), state.within(name), data),))
@@ -74,7 +76,7 @@ class Sweep:
         try:
             for name, outcome in self._outcomes(tasks, run.folder, told):
                 self._take(name, outcome)
-                told(name, 1.0)
+                told(name, float(not stopping.asked()))  # else it may be cut
             self.stop = stopping.asked()
         finally:
             self._keep()
@@ -203,8 +205,8 @@ def _computed(row: "Measure", subject: "Subject") -> "Estimate":
     """One measure; for which there is no memory beside others, there may be by itself."""
     try:
         return row.compute(subject)
-    except torch.OutOfMemoryError:
-        if beside_others():
+    except Exception as error:
+        if is_shortage(error) and beside_others():
             stopping.ask(_NO_ROOM)
         raise
 

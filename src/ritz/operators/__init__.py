@@ -12,11 +12,12 @@ from .algebra import (
     from_scipy,
     to_scipy,
 )
-from .base import Operator, RiskOperator
+from .base import Operator
 from .gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
 from .hessian import Hessian
 from .kronecker import KFACOperator
 from .noise import BatchNoise
+from .risk_operator import RiskOperator
 
 __all__ = [
     "GGN",

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from ..batches import Batch
 from ..convolutions import SmoothConvolutions
+from ..memory import is_shortage
 from ..risk import Params, Risk
 from ..space import ParamSpace
 from .algebra import Derived
-from .base import Operator, RiskOperator
+from .base import Operator
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
 from .gauss_newton import GGN, EmpiricalFisher, JacobianProduct
 from .hessian import Hessian
+from .risk_operator import RiskOperator
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +111,15 @@ class BlockDiagonal(RiskOperator):
         base = self.base
         if isinstance(base, Hessian) and base.route == "auto":
             base.batch_rows(params, batch, rows[:1])  # chooses
-        if self._shared and (not isinstance(base, Hessian) or base.reversible(params, batch, rows[:1])):
+        whole = not base.risk.sharded  # whose weights are part of no graph
+        if self._shared and whole and (not isinstance(base, Hessian) or base.reversible(params, batch, rows[:1])):
             try:
                 if isinstance(base, JacobianProduct):
                     return self._jacobians(base, params, batch, rows)
                 return self._gradients(base, params, batch, rows)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if is_shortage(error):
+                    raise
                 if (missing := missing_operation(error)) is None:
                     raise
                 log.info("%s has no second derivative: each block by a product of its own", missing)
@@ -187,9 +190,9 @@ class BlockDiagonal(RiskOperator):
                 return [
                     g if g.ndim > x.ndim else x.new_zeros(count, *x.shape) for g, x in zip(found, inputs, strict=True)
                 ]
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if is_shortage(error):
+                    raise
                 if missing_operation(error) is not None:
                     raise
                 self._batched = False  # no batching rule: from here on one vector at a time

@@ -41,7 +41,7 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     key = (risk.dtype, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
     if key not in known:
         with _Largest() as seen, torch.no_grad():
-            risk.output(params, batch.pieces(_LOOKED_AT)[0])
+            risk.output(params, batch.head(_LOOKED_AT))
         known[key] = -(-seen.size // _LOOKED_AT)
     return max(1, min(batch.size, LARGEST // max(1, known[key] * num_vectors)))
 

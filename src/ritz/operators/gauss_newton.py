@@ -17,11 +17,13 @@ from torch import Tensor
 from ..batches import Batch
 from ..errors import UnsupportedError
 from ..losses import Kind, Uniforms
+from ..memory import is_shortage
 from ..risk import Params, Risk
 from ..space import random_uniform
 from .algebra import Derived
-from .base import Operator, RiskOperator, difference_step, each_row
+from .base import Operator
 from .derivatives import missing_operation, refuse_once_differentiable
+from .risk_operator import RiskOperator, difference_step, each_row, gathered
 from .tape import Tape, Tapes
 
 log = logging.getLogger(__name__)
@@ -54,9 +56,9 @@ class JacobianProduct(RiskOperator):
         if self._forward_mode:
             try:
                 return self._forward(params, batch, rows)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if is_shortage(error):
+                    raise
                 if (missing := missing_operation(error)) is None:
                     raise
                 log.info("%s has no forward derivative: %s products by reverse mode alone", missing, self.matrix)
@@ -72,7 +74,8 @@ class JacobianProduct(RiskOperator):
             ) from error
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self._nested(params, batch, rows, held)
+        found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows, apart=True), held)
+        return self._nested(params, batch, rows, held) if found is None else found
 
     def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         tapes, found = self._tapes, None
@@ -83,14 +86,13 @@ class JacobianProduct(RiskOperator):
                 found = self._reverse(params, batch, rows)
         return self._nested(params, batch, rows) if found is None else found
 
-    def _taped(self, tape: Tape, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _taped(self, tape: Tape, batch: Batch, rows: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
         """All vectors along one tape of the forward pass, there and back."""
         loss, out = self.risk.output_loss, tape.out.detach()
         draws = self._draws(out, batch)
         tangents, _ = tape.push(self.space.split(rows))
         middle = torch.func.vmap(lambda u: loss.middle(self.kind, out, batch.data, u, draws))(tangents)
-        image = rows.new_empty(rows.shape)
-        tape.pull(middle, self.space.split(image))
+        image = gathered(self.space, rows, lambda into: tape.pull(middle, into), apart)
         return image, loss.weight(out, batch.data)
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,12 @@ from ..batches import Batch
 from ..convolutions import SmoothConvolutions
 from ..errors import NumericalWarning, UnsupportedError
 from ..losses import CallableLoss, Loss
+from ..memory import is_shortage
 from ..plan import Route
 from ..replay import multiplies_in_tf32
 from ..risk import Params, Risk
-from .base import RiskOperator, difference_step, each_row
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
+from .risk_operator import RiskOperator, difference_step, each_row, gathered
 from .tape import Tape, Tapes
 
 log = logging.getLogger(__name__)
@@ -179,9 +180,9 @@ class Hessian(RiskOperator):
             try:
                 forward, reverse = (self._by(route, params, batch, row)[0] for route in _EXACT)
                 self._reversible = self._agree(forward, reverse)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:
+            except RuntimeError as error:
+                if is_shortage(error):
+                    raise
                 self._reversible = False
         return self._reversible
 
@@ -189,13 +190,13 @@ class Hessian(RiskOperator):
         found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows))
         return self._nested(params, batch, rows) if found is None else found
 
-    def _taped(self, tape: Tape, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _taped(self, tape: Tape, batch: Batch, rows: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
         """All vectors along one tape of the forward pass."""
         loss, out = self.risk.output_loss, tape.out.detach()
         tangents, dots = tape.push(self.space.split(rows), keep=True)
         slope, curve = loss_derivatives(loss, out, batch.data)
-        image = rows.new_empty(rows.shape)
-        tape.bend(curve(tangents), slope, dots, self.space.split(image))
+        bars = curve(tangents)
+        image = gathered(self.space, rows, lambda into: tape.bend(bars, slope, dots, into), apart)
         return image, loss.weight(out, batch.data)
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
@@ -214,7 +215,9 @@ class Hessian(RiskOperator):
         return each_row(product, self.space, rows)
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self._nested(params, batch, rows, held)  # two passes in reverse cannot be compiled
+        # two passes in reverse cannot be compiled
+        found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows, apart=True), held)
+        return self._nested(params, batch, rows, held) if found is None else found
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         single = len(rows) == 1  # then nothing need be batched, which convolutions of the fast kind cannot be
@@ -234,9 +237,9 @@ class Hessian(RiskOperator):
         outputs, vectors = [grads[i] for i in live], [vectors[i] for i in live]
         try:
             images = _pull(outputs, inputs, vectors, self._batched and not single)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_shortage(error):
+                raise
             if missing_operation(error) is not None or not self._batched or single:
                 raise
             self._batched = False  # no batching rule, or a wrong one (group_norm's): from here on one vector at a time
@@ -263,9 +266,9 @@ class Hessian(RiskOperator):
         for route in _EXACT:
             try:
                 images[route] = self._by(route, params, batch, rows)[0]
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if is_shortage(error):
+                    raise
                 missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
         if not images:
             self._difference(params, batch, rows[:1])  # a model that is itself at fault fails here, and says why

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..batches import Batch
 from ..errors import NumericalWarning, UnsupportedError
+from ..memory import is_shortage
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Risk
-from ..space import ParamSpace, random_signs
+from ..space import random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
@@ -111,9 +112,9 @@ def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """Eigenvalues and eigenvectors, or None where the solver fails or gives what is not finite."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # torch.linalg.LinAlgError, or an error of the solver's library
+    except RuntimeError as error:  # torch.linalg.LinAlgError, or an error of the solver's library
+        if is_shortage(error):
+            raise
         return None
     return (values, vectors) if bool(values.isfinite().all() & vectors.isfinite().all()) else None
 
@@ -256,16 +257,19 @@ class KFACOperator(Operator):
 
     def _walk(self, bases: Bases | None) -> Statistics:
         """All sums over the data, divided by its weight."""
-        shapes: list[ParamSpace] = []
+        layout = self._collector.layout(bases)  # the same for every batch and rank, whichever layers it calls
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
             out, stacks = self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
             found = collect(self._collector, stacks, batch.size, bases)
-            shapes.append(ParamSpace.of(found))
-            return shapes[-1].join(found), self.risk.output_loss.weight(out, batch.data)
+            held = next(iter(found.values()), out.new_zeros((), dtype=torch.promote_types(out.dtype, torch.float32)))
+            named = zip(layout.names, layout.shapes, strict=True)
+            every = {key: found[key] if key in found else held.new_zeros(shape) for key, shape in named}
+            return layout.join(every), self.risk.output_loss.weight(out, batch.data)
 
-        flat = self.risk.fold(sums, Mean())
-        return shapes[0].split(flat)
+        stats = layout.split(self.risk.fold(sums, Mean()))
+        idle = {key.removesuffix("|rows") for key, rows in stats.items() if key.endswith("|rows") and not rows}
+        return {key: value for key, value in stats.items() if key.rpartition("|")[0] not in idle}
 
     def _cotangents(self, out: Tensor, batch: Batch) -> Iterable[Tensor]:
         """Stacks (r, *out.shape) whose outer products add up to the middle matrix."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedError
 from ..layers import Capture, owners, padded, rule_of
 from ..losses import CallableLoss, Loss
+from ..space import ParamSpace
 
 Sharing = Literal["expand", "reduce"]
 FisherKind = Literal["mc", "type2", "empirical"]
@@ -142,6 +143,32 @@ class Collector:
         if self.sharing not in get_args(Sharing):
             raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {self.sharing!r}")
 
+    def layout(self, bases: Bases | None = None) -> ParamSpace:
+        """The shapes of all sums there can be, in one order.
+
+        A pass in which a layer is not called, as an expert without work, has some of them only.
+
+        Example:
+            >>> net = torch.nn.Linear(2, 3)
+            >>> Collector(units_of(net, ("weight", "bias"))).layout().names
+            ('|input', '|rows', '|grad')
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, unit in self.units.items():
+            if unit.kind == "diagonal":
+                shapes[f"{name}|square"] = (1, unit.outputs, 1)
+                continue
+            shapes[f"{name}|input"] = (1, unit.inputs) if unit.kind == "table" else self._square(unit, unit.inputs)
+            shapes[f"{name}|rows"] = ()
+            shapes[f"{name}|grad"] = self._square(unit, unit.outputs)
+            if bases is not None and name in bases:
+                shapes[f"{name}|scale"] = (unit.groups, unit.outputs, unit.inputs)
+        return ParamSpace(tuple(shapes), tuple(map(torch.Size, shapes.values())))
+
+    def _square(self, unit: Unit, width: int) -> tuple[int, ...]:
+        """The shape of a factor, or of its diagonal."""
+        return (unit.groups, width) if width > self.most else (unit.groups, width, width)
+
     def inputs(self, captures: Sequence[Capture], size: int) -> Statistics:
         """What does not depend on the cotangents."""
         found: Statistics = {}
@@ -176,6 +203,8 @@ class Collector:
                 shared = _shared(g, self.sharing, "sum").flatten(0, 1)  # (r b, groups, t, outputs)
                 _add(found, f"{unit.name}|grad", self._moment(shared, unit.outputs))
                 if bases is not None and unit.name in bases:
+                    for call in calls:
+                        _by_sample(call, size)  # refuses rows that belong to no sample
                     g = _joined([_gradients(unit, call, size) for call in calls], dim=3)
                     for some, a in self._rows(unit, calls, size):
                         _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))

@@ -8,7 +8,7 @@ from ..batches import Batch, Batches
 from ..errors import UnsupportedError
 from ..risk import Risk
 from .algebra import Derived
-from .base import RiskOperator
+from .risk_operator import RiskOperator
 
 
 class _OneBatch(Batches):

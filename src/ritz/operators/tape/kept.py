@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...batches import Batch, tensors_of
-from ...memory import free_memory
+from ...memory import free_memory, is_shortage
 from ...replay import place_of, settings_of
 from ...risk import Params, Risk
 from .rules import Hidden
@@ -71,30 +71,33 @@ class Tapes:
         """By their values: what is written to `weight.data` is not counted by torch."""
         return all(map(torch.equal, self._weights, self._state()))
 
-    def along(self, params: Params, batch: Batch, product: Callable[[Tape], T]) -> T | None:
+    def along(self, params: Params, batch: Batch, product: Callable[[Tape], T], held: Params | None = None) -> T | None:
         """`product` of the tape of a batch; None where the forward pass cannot be followed, or an operation fails.
 
-        To be called inside `session`.
+        To be called inside `session`. With all other tensors of the model in `held` the tape is for this call alone.
         """
         if not self.works:
             return None
         self.tried = True
         try:
-            return product(self._tape(params, batch))
-        except torch.OutOfMemoryError:
-            raise
+            return product(self._tape(params, batch) if held is None else self._written(params, batch, held))
         except (RuntimeError, TypeError, LookupError, AssertionError) as error:
+            if is_shortage(error):
+                raise
             # a model or a loss that is itself at fault fails again, without a tape
             log.info("no tape, products by torch.func: %s", (str(error).splitlines() or [""])[0][:200])
             self.works, self.hidden = False, isinstance(error, Hidden)
         self._forget()  # outside the except block, whose traceback would hold the memory
         return None
 
+    def _written(self, params: Params, batch: Batch, held: Params) -> Tape:
+        return Tape(lambda p: self.risk.output({**held, **p}, batch), params)
+
     def _tape(self, params: Params, batch: Batch) -> Tape:
         key = self._key(params, batch) if self.keeps else None
         if key in self._kept:
             return self._kept[key]
-        tape = Tape(lambda p: self.risk.output(p, batch), params)
+        tape = self._written(params, batch, {})
         if key is not None and (size := 2 * tape.size) <= self._room:  # values, and gradients in them
             self._weights = self._weights or [x.clone() for x in self._state()]
             self._kept[key], self._room = tape, self._room - size

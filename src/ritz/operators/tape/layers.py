@@ -167,8 +167,14 @@ class Embedding(Rule):
         into[0].add(aten.embedding_dense_backward(bar, places + first, k * size, -1, False).reshape(k, size, -1))
 
 
+FOLDS_ON = ("cuda",)  # kinds of devices; on a CPU one vector after another is faster, whose images fit the cache
+
+
 class Convolution(Rule):
-    """The three bilinear forms of a convolution (`ritz.convolutions`), each of which the others are derivatives of."""
+    """The three bilinear forms of a convolution (`ritz.convolutions`), each of which the others are derivatives of.
+
+    Where one factor alone depends on the vector, K vectors are K convolutions, or one with K times the channels.
+    """
 
     fresh = True
 
@@ -177,6 +183,13 @@ class Convolution(Rule):
         self.x, self.weight, self.bias, *self.how = step.args
         if self.out.ndim != tensor_of(self.weight).ndim:
             raise Untaped("a convolution of a single sample")
+        stride, padding, dilation, transposed, _, groups = self.how
+        self.folds = self.out.device.type in FOLDS_ON and groups == 1 and not transposed
+        sizes = zip(
+            tensor_of(self.x).shape[2:], padding, dilation, tensor_of(self.weight).shape[2:], stride, strict=True
+        )
+        left = [(n + 2 * p - d * (w - 1) - 1) % s for n, p, d, w, s in sizes]  # of the image, that no window reaches
+        self.turned = stride, padding, dilation, True, left, groups
 
     def _ahead(self, x: Tensor, weight: Tensor) -> Tensor:
         out: Tensor = aten.convolution(x, weight, None, *self.how)
@@ -188,6 +201,40 @@ class Convolution(Rule):
         found: Tensor = aten.convolution_backward(bar, x, weight, None, *self.how, wanted)[which]
         return found
 
+    def _in_x(self, bars: Tensor, weight: Tensor) -> Tensor:
+        """The gradient in x of cotangents (n, ...); `convolution_backward` would ask for an x of that many images."""
+        if self.folds:
+            found: Tensor = aten.convolution(bars, weight, None, *self.turned)
+            return found
+        x = tensor_of(self.x)
+        return self._back(bars, x.new_empty(1).expand(len(bars), *x.shape[1:]), weight, 0)  # its shape alone is read
+
+    def _ahead_by(self, weights: Tensor) -> Tensor | list[Tensor]:
+        """The convolution of x with each of K weights."""
+        x = tensor_of(self.x)
+        if not self.folds:
+            return [self._ahead(x, weight) for weight in weights]
+        return apart(self._ahead(x, weights.flatten(0, 1)), len(weights))
+
+    def _in_weight(self, bars: Tensor) -> Tensor:
+        """The gradient in the weight of each of K cotangents."""
+        x, weight = tensor_of(self.x), tensor_of(self.weight)
+        if not self.folds:
+            return torch.stack([self._back(bar, x, weight, 1) for bar in bars])
+        found = self._back(side_by_side(bars), x, kernels(len(bars) * len(weight), x, weight), 1)
+        return found.reshape(len(bars), *weight.shape)
+
+    def _bent(self, bar: Tensor, dots: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of one cotangent in x by K weights, and in the weight by K tangents of x."""
+        x, weight = tensor_of(self.x), tensor_of(self.weight)
+        if not self.folds:
+            in_x = torch.stack([self._back(bar, x, w, 0) for w in weights])
+            return in_x, torch.stack([self._back(bar, dot, weight, 1) for dot in dots])
+        images = side_by_side(dots)
+        in_x = self._in_x(bar, side_by_side(weights))
+        in_weight = self._back(bar, images, kernels(len(weight), images, weight), 1)
+        return apart(in_x, len(dots)), apart(in_weight, len(dots))
+
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
         x, weight = tensor_of(self.x), tensor_of(self.weight)
         terms = []
@@ -195,13 +242,16 @@ class Convolution(Rule):
             dot = dots[self.x]
             terms.append(self._ahead(dot.flatten(0, 1), weight).unflatten(0, (len(dot), -1)))
         if isinstance(self.weight, Value):
-            terms.append([self._ahead(x, w) for w in dots[self.weight]])
+            terms.append(self._ahead_by(dots[self.weight]))
         if isinstance(self.bias, Value):
             dot = dots[self.bias]
             terms.append(dot.reshape(len(dot), 1, -1, *(1,) * (x.ndim - 2)).expand(len(dot), *self.out.shape))
         total = torch.stack(terms[0]) if isinstance(terms[0], list) else terms[0]
         total = total.clone() if self.step.inputs == [self.bias] else total
         for more in terms[1:]:
+            if isinstance(more, Tensor):
+                total += more
+                continue
             for one, term in zip(total, more, strict=True):
                 one += term
         return (total,)
@@ -209,12 +259,10 @@ class Convolution(Rule):
     def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
         (bar,) = bars
         x, weight, bias = sinks_of(into, (self.x, self.weight, self.bias))
-        values = tensor_of(self.x), tensor_of(self.weight)
         if x is not None:
-            like = bar.new_empty(1).expand(len(bar) * len(values[0]), *values[0].shape[1:])  # its shape alone is read
-            x.add(self._back(bar.flatten(0, 1), like, values[1], 0).unflatten(0, (len(bar), -1)), own=True)
+            x.add(self._in_x(bar.flatten(0, 1), tensor_of(self.weight)).unflatten(0, (len(bar), -1)), own=True)
         if weight is not None:
-            weight.add(torch.stack([self._back(g, *values, 1) for g in bar]), own=True)
+            weight.add(self._in_weight(bar), own=True)
         if bias is not None:
             bias.add(bar.sum((1, *range(3, bar.ndim))))
 
@@ -222,9 +270,41 @@ class Convolution(Rule):
         x, weight, _ = sinks_of(into, (self.x, self.weight, self.bias))
         if x is None or weight is None:
             return
-        bar, values = bars[0][0], (tensor_of(self.x), tensor_of(self.weight))
-        x.add(torch.stack([self._back(bar, values[0], w, 0) for w in dots[self.weight]]), own=True)
-        weight.add(torch.stack([self._back(bar, d, values[1], 1) for d in dots[self.x]]), own=True)
+        for sink, found in zip((x, weight), self._bent(bars[0][0], dots[self.x], dots[self.weight]), strict=True):
+            sink.add(found, own=True)
+
+
+def kernels(number: int, images: Tensor, weight: Tensor) -> Tensor:
+    """A tensor in the shape and layout of so many kernels for images, of which nothing else is read."""
+    last = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
+    return torch.empty(
+        (number, images.shape[1], *weight.shape[2:]), dtype=weight.dtype, device=weight.device,
+        memory_format=torch.channels_last if last else torch.contiguous_format,
+    )  # fmt: skip
+
+
+def side_by_side(images: Tensor) -> Tensor:
+    """(k, n, c, ...) as one image of k c channels for each of n, which come last in memory if they did.
+
+    Example:
+        >>> side_by_side(torch.arange(4.0).reshape(2, 1, 2, 1, 1)).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    if images.ndim == 5 and images[0].is_contiguous(memory_format=torch.channels_last):
+        return images.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+    return images.transpose(0, 1).flatten(1, 2)
+
+
+def apart(image: Tensor, k: int) -> Tensor:
+    """The inverse of `side_by_side`: (k, n, c, ...)."""
+    return torch.unflatten(image, 1, (k, -1)).transpose(0, 1)
+
+
+def laid_as(images: Tensor, like: Tensor) -> Tensor:
+    """(k, n, c, ...) with channels last in memory if those of (n, c, ...) are."""
+    if like.ndim != 4 or like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last):
+        return images
+    return images.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(images.shape)
 
 
 class MaxPool(Rule):
@@ -236,13 +316,24 @@ class MaxPool(Rule):
         super().__init__(step)
         self.chosen = step.results[1].flatten(-2)
 
+    def _back(self, bar: Tensor) -> Tensor:
+        """By torch's own kernel, which looks for each element into its windows and waits for no sum."""
+        how = [*self.step.args[1:], *([], 0, 1, False)[len(self.step.args) - 2 :]]
+        like = self.value.new_empty(1).expand(len(bar) * len(self.value), *self.value.shape[1:])
+        indices = self.step.results[1].expand(len(bar), *self.out.shape).flatten(0, 1)
+        found: Tensor = aten.max_pool2d_with_indices_backward(bar.flatten(0, 1), like, *how, indices)
+        return found.reshape(len(bar), *self.value.shape)
+
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
         dot = dots[self.step.inputs[0]]
         found = dot.flatten(-2).gather(-1, self.chosen.expand(len(dot), *self.chosen.shape))
-        return found.reshape(len(dot), *self.out.shape), None
+        return laid_as(found.reshape(len(dot), *self.out.shape), self.out), None
 
     def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
         bar = bars[0]
+        if self.value.device.type in FOLDS_ON and self.value.ndim == 4:
+            into[0].add(laid_as(self._back(bar), self.value), own=True)
+            return
         total = self.value.new_zeros(len(bar), *self.value.flatten(-2).shape)
         total.scatter_add_(-1, self.chosen.expand(len(bar), *self.chosen.shape), bar.flatten(-2))
         into[0].add(total.reshape(len(bar), *self.value.shape), own=True)

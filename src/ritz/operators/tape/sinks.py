@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..pages import in_large_pages
+
 
 class Sink:
     """Where what flows back to one value is added up.
@@ -120,7 +122,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     """
     k = max(len(a), len(b))
     if out is None:
-        out, beta = a.new_empty(k, *a.shape[1:-1], b.shape[-1]), 0.0
+        out, beta = in_large_pages(a.new_empty(k, *a.shape[1:-1], b.shape[-1])), 0.0
     elif out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a weight, seen through its transpose
         a, b, out = b.mT, a.mT, out.mT
     if a.ndim == 3 and len(b) == 1 and out.is_contiguous():

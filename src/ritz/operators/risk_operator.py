@@ -1,0 +1,358 @@
+"""Curvature matrices of a risk: a sum over batches, each of which acts on rows.
+
+A subclass says how one batch acts; the walk over the data is the risk's. Here is what all have in common: rows in
+chunks that share a forward pass, batches in pieces that fit, products that are recorded and replayed or compiled.
+"""
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import compilation
+from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
+from ..compilation import Prospect, compilations_of
+from ..errors import NonFiniteError, UnsupportedError
+from ..memory import is_shortage
+from ..reducers import Mean
+from ..replay import switches
+from ..risk import Params, Risk
+from ..space import ParamSpace
+from .base import Operator
+from .footprint import fitting_piece
+from .pages import in_large_pages
+
+log = logging.getLogger(__name__)
+
+CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster so
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images and kernels with their channels next to each other in memory; other tensors as they are.
+
+    Example:
+        >>> channels_last(torch.ones(1, 2, 3, 3)).stride(1), channels_last(torch.ones(2, 3)).stride(1)
+        (1, 1)
+    """
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.is_floating_point() else x
+
+
+def _with(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
+    """A batch with other tensors in the places of its own."""
+    return replace(batch, data=with_tensors(batch.data, tensors))
+
+
+def _kinds(batch: Batch) -> Hashable:
+    """What batches of one data set have in common whatever their size."""
+    return skeleton(batch.data), tuple((x.shape[1:], x.dtype) for x in tensors_of(batch.data))
+
+
+def each_row(
+    product: Callable[[Params], tuple[Params, Tensor]], space: ParamSpace, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`product(v)` -> (image, weight) for all rows in one batched call; the weight is common to them.
+
+    A single row is spared the batching, which costs the host as much again.
+    """
+    if len(rows) == 1:
+        image, weight = product(space.split(rows[0]))
+        return space.join(image)[None], weight
+    out_dims: Any = (0, None)
+    images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(space.split(rows))
+    return space.join(images, lead=1), weight
+
+
+def gathered(space: ParamSpace, rows: Tensor, fill: Callable[[Params], None], apart: bool) -> Tensor:
+    """Images (k, dim) of which `fill` writes the part of each parameter, (k, *shape) by name.
+
+    They are written where they lie, or `apart` and joined at the end: compilers do not see that parts do not overlap,
+    and would copy all for each.
+    """
+    if apart:
+        parts = {
+            name: torch.empty_like(part, memory_format=torch.contiguous_format)
+            for name, part in space.split(rows).items()
+        }
+        fill(parts)
+        return space.join(parts, lead=1)
+    image = in_large_pages(rows.new_empty(rows.shape))
+    fill(space.split(image))
+    return image
+
+
+def rows_at_once(rows: Tensor) -> int:
+    """How many rows (k, dim) are multiplied in one walk: those whose images take a sixteenth of a GPU's memory.
+
+    A walk holds the sum, that of the batch and those of its chunks. The whole memory counts, not what is free, so that
+    two runs on one kind of device are alike.
+
+    Example:
+        >>> rows_at_once(torch.ones(3, 5))
+        3
+    """
+    if rows.device.type != "cuda":
+        return max(1, len(rows))
+    room = torch.cuda.get_device_properties(rows.device).total_memory // 16
+    return max(1, min(len(rows), room // (rows.shape[1] * rows.element_size())))
+
+
+class _Image(Mean):
+    """The mean of images, which are nobody else's: the first is taken over and the sum divided in its place."""
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        if self.total is None:
+            self.total, self.weight = total.detach(), weight.detach().double()
+        else:
+            super().add(total, weight)
+
+    def result(self) -> Tensor:
+        """The weighted mean; to be asked for once."""
+        assert self.total is not None and self.weight is not None, "no batch was added"
+        mean: Tensor = self.total.div_(self.weight.to(self.total.dtype))
+        return mean
+
+
+def difference_step(point: Tensor, row: Tensor, stretch: float = 1.0) -> Tensor:
+    """The step of a central difference from `point` along a row: eps^(1/3), relative to |w| / |v|.
+
+    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike.
+
+    Example:
+        >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]))
+        >>> round(float(step), 6)  # (1.2e-7)^(1/3) * 5 / 10
+        0.00246
+    """
+    length = row.norm()
+    scale: Tensor = stretch * torch.finfo(point.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
+    return scale / torch.where(length > 0, length, 1.0)
+
+
+class RiskOperator(Operator):
+    """A curvature matrix of a risk: a mean over items of what each batch gives.
+
+    A subclass says how one batch acts on rows; the walk over the data is the risk's.
+    """
+
+    def __init__(self, risk: Risk) -> None:
+        if not isinstance(risk, Risk):
+            raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
+        self.risk = risk
+        self.space, self.dtype, self.device, self.world = risk.space, risk.dtype, risk.home, risk.world
+        self._chunk = risk.plan.chunk  # shrinks when memory runs out
+        self._last: bool | None = None  # whether the model takes images with channels last; None until it was tried
+        self._expected = 0  # products that are known to come
+        self._taken, self._spent = 0, 0.0  # products so far, and their seconds
+
+    @abstractmethod
+    def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The SUM over the items of a batch, applied to rows (k, dim), and the weight of the batch.
+
+        The sum is a tensor of its own, which is added to in its place.
+        """
+
+    @abstractmethod
+    def _like(self, risk: Risk) -> "RiskOperator":
+        """The same matrix of another risk."""
+
+    def settle(self, rows: Tensor) -> None:
+        """Decide before the walk what a product decides on its first batch, where ranks must decide alike."""
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        self.risk.check()
+        # round-off may differ between machines, and so may free memory: all go on with the same
+        rows, chunks = self.world.same(rows, self._chunk)
+        self._chunk = min(chunks)
+        self.settle(rows)
+        start = time.perf_counter()
+        image = self._walked(rows)
+        self._spent += time.perf_counter() - start
+        self._taken += len(rows)
+        self._expected = max(0, self._expected - len(rows))
+        return image
+
+    def _walked(self, rows: Tensor) -> Tensor:
+        """One walk over the data, or several where the images of all rows and of one batch would not fit together."""
+        image: Tensor
+        groups = rows.split(rows_at_once(rows))
+        if len(groups) == 1:
+            image = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), _Image())
+            return image
+        image, done = torch.empty_like(rows), 0
+        for group in groups:
+            image[done : done + len(group)] = self._walked(group)
+            done += len(group)
+        return image
+
+    def expect(self, products: int) -> None:
+        """Say how many products with single vectors are to come: what `Plan(compile="auto")` goes by.
+
+        Estimators say it of themselves. What was said before and is not done yet is not added to: a run that is part of
+        a longer one is counted once.
+
+        Example:
+            >>> import ritz
+            >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
+            >>> H = ritz.Hessian(risk)
+            >>> H.expect(800)
+        """
+        super().expect(products)
+        self._expected = max(self._expected, products)
+
+    def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
+
+        Where memory runs out the chunks are halved, down to one vector; after that the risk takes the batch in pieces.
+        """
+        while True:
+            chunk = min(self._chunk, len(rows))
+            try:
+                parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
+                return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
+            except RuntimeError as error:
+                if chunk == 1 or not is_shortage(error):
+                    raise
+            self._chunk = chunk // 2  # outside the except block, whose traceback would hold the memory
+            log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""
+        most = batch.size
+        whole = self.risk.sharded or not self.risk.splittable  # ranks that share a model make the same passes
+        if self.device.type == "cpu" and self.risk.plan.micro_batch is None and not whole:
+            most = fitting_piece(self.risk, params, batch, len(rows))
+        first, *others = batch.pieces(most)
+        image, weight = self._product(params, first, rows)
+        for piece in others:
+            more, heavier = self._product(params, piece, rows)
+            image, weight = image.add_(more), weight + heavier
+        return image, weight
+
+    def _recipe(self) -> Hashable | None:
+        """What decides which operations a product is, beside model and shapes; None where they change by batch."""
+        return None
+
+    def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` by operations that can be compiled, all other tensors of the model given in `held`.
+
+        A matrix without it is run as it is.
+        """
+        raise UnsupportedError(f"the {self.matrix} has no product that can be compiled")
+
+    def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
+        compiles = self._considers_compiling()
+        recipe = self._recipe() if (self.risk.replays or compiles) and only_tensors(batch.data) else None
+        if recipe is None:
+            return self._batch_rows(params, batch, rows)
+        if not compiles:
+            return self._replayed(recipe, params, batch, rows)
+        store = compilations_of(self.risk.recordings)
+        family = (recipe, type(self), self.risk.names, self.risk.mode, len(rows), self.risk.settings())
+        if not store.is_usual((family, _kinds(batch)), batch.size):
+            return self._replayed(recipe, params, batch, rows)
+        state = {**self.risk.state(), **params}
+        last = self._takes_channels_last(state, batch)
+
+        def traced(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            tensors = tuple(map(channels_last, tensors)) if last else tensors
+            given = dict(zip(state, tensors, strict=False))
+            held = {name: given.pop(name) for name in state if name not in params}
+            return self._traced(given, held, _with(batch, tensors[len(state) :]), rows)
+
+        inputs = [rows, *state.values(), *tensors_of(batch.data)]
+        prospect = None
+        if self.risk.plan.compile == "auto":
+            left = self._expected / len(rows) * self.risk.num_samples / batch.size
+            prospect = Prospect(self._spent, left, lambda: self.risk.static)
+        key = (family, skeleton(batch.data), switches(), *((x.shape, x.dtype, x.device) for x in inputs))
+
+        def exact() -> tuple[Tensor, Tensor]:  # of one vector, whose images fit where those of several do not
+            return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
+
+        found = store.find(key, lambda: self._replayed(recipe, params, batch, rows), traced, inputs, prospect, exact)
+        if not callable(found):
+            image, weight = found
+            return image, weight
+        if self.risk.replays:
+            self.risk.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
+        return self._replayed((recipe, "compiled"), params, batch, rows, found)
+
+    def _recording(self, recipe: Hashable, batch: Batch) -> Hashable:
+        """What a recorded product depends on beside vectors and data."""
+        return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data)
+
+    def _replayed(
+        self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Callable[..., Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`_batch_rows` or what it was compiled to, recorded and replayed where the plan says so."""
+
+        def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            if compiled is None:
+                return self._batch_rows(params, _with(batch, tensors), rows)
+            image, weight = compiled(rows, *{**self.risk.state(), **params}.values(), *tensors)
+            return image, weight
+
+        inputs = [rows, *tensors_of(batch.data)]
+        if not self.risk.replays:
+            return product(*inputs)
+        image, weight = self.risk.recordings.run(self._recording(recipe, batch), product, inputs)
+        return image, weight
+
+    def _takes_channels_last(self, state: Params, batch: Batch) -> bool:
+        """Whether the model convolves images and gives the same with their channels last; tried once."""
+        if self._last is None:
+            convolves = any(isinstance(module, torch.nn.Conv2d) for module in self.risk.model.modules())
+            self._last = convolves and self.device.type in CHANNELS_LAST_ON
+            if self._last:
+                turned = {name: channels_last(x) for name, x in state.items()}
+                try:
+                    self.risk.output(turned, _with(batch, [channels_last(x) for x in tensors_of(batch.data)]))
+                except RuntimeError:  # a view across channels
+                    self._last = False
+        return self._last
+
+    def _considers_compiling(self) -> bool:
+        """Whether it is time to look into it: "auto" leaves short runs alone, at no cost."""
+        choice = self.risk.plan.compile
+        if choice != "auto" or self.risk.dropout:  # masks belong to the batch
+            return choice is True and not self.risk.dropout
+        if self.device.type not in compilation.AUTO_ON or self.world.size > 1:  # each rank has a clock of its own
+            return False
+        to_come = self._expected * self._spent / max(1, self._taken)
+        return Prospect(self._spent + to_come).pays(compilation.START, each=0.0)
+
+    def version(self) -> Hashable:
+        return self.risk.version()
+
+    def convention(self) -> str:
+        return f"{self.matrix}, {self.risk.convention()}"
+
+    def block(self, pattern: str | Sequence[str]) -> Operator:
+        """The principal sub-matrix of the parameters whose names match; as cheap as they are few."""
+        return self._like(self.risk.restrict(pattern))
+
+    def diagnose(self) -> None:
+        """Name the first batch whose product is not finite."""
+        probe = self.probes([0], seed=0)
+
+        def look(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+            image, weight = self.batch_rows(params, batch, probe)
+            if not bool(image.isfinite().all()):
+                name = self.space.names[int((~self.space.segment(image)[0].isfinite()).int().argmax())]
+                kind = str(self.dtype).removeprefix("torch.")
+                raise NonFiniteError(
+                    f"the {self.matrix} product of batch {batch.index} is not finite, first in {name} ({kind}), though "
+                    f"its loss is; try dtype=torch.float64, and look for a square root or a norm at zero"
+                )
+            return image, weight
+
+        self.risk.fold(look, Mean())
+        super().diagnose()
