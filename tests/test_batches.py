@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ritz
-from ritz import batches as module
 from ritz.batches import Batches, isolated_rng, map_tensors, num_samples, seed_torch, stack_batches, tensors_of
+from ritz.batches.batch import same_sums
 
 X, Y = torch.arange(44.0).reshape(11, 4), torch.arange(11)
 MSE = torch.nn.MSELoss()
@@ -198,9 +198,9 @@ def test_dropping_the_last_batch_of_a_shuffled_loader_is_refused():
 
 def test_checksums_are_compared_up_to_the_order_of_their_sums():
     sums = torch.tensor([1.0, 1e-17, float("nan"), float("inf")])
-    assert module._close(sums + torch.tensor([0.0, 2e-17, 0.0, 0.0]), sums)  # a sum that cancels is all round-off
-    assert not module._close(sums + torch.tensor([1e-8, 0.0, 0.0, 0.0]), sums)
-    assert not module._close(sums[:3], sums)
+    assert same_sums(sums + torch.tensor([0.0, 2e-17, 0.0, 0.0]), sums)  # a sum that cancels is all round-off
+    assert not same_sums(sums + torch.tensor([1e-8, 0.0, 0.0, 0.0]), sums)
+    assert not same_sums(sums[:3], sums)
 
 
 def test_a_long_loader_is_compared_by_its_first_samples():
@@ -343,11 +343,11 @@ def test_an_iterable_of_batches_is_walked_as_it_comes():
 def test_batches_are_kept_when_they_fit_and_streamed_when_they_do_not(monkeypatch):
     loader = DataLoader(TensorDataset(X, Y), batch_size=4)
     size = X.numel() * 8 + Y.numel() * 8
-    monkeypatch.setattr(module, "_room", lambda device: size)
+    monkeypatch.setattr("ritz.batches.walk._room", lambda device: size)
     kept = walk(loader)
     assert kept.cached
     assert all(a is b for a, b in zip(kept, kept, strict=True))
-    monkeypatch.setattr(module, "_room", lambda device: size - 1)
+    monkeypatch.setattr("ritz.batches.walk._room", lambda device: size - 1)
     streamed = walk(loader)
     assert not streamed.cached
     assert torch.equal(rows(streamed), X)
@@ -356,7 +356,7 @@ def test_batches_are_kept_when_they_fit_and_streamed_when_they_do_not(monkeypatc
 
 
 def test_views_of_the_users_tensors_take_no_room(monkeypatch):
-    monkeypatch.setattr(module, "_room", lambda device: 0)
+    monkeypatch.setattr("ritz.batches.walk._room", lambda device: 0)
     assert walk((X, Y)).cached
     assert walk((X, Y), dtype=X.dtype).cached
     assert not walk((X, Y), dtype=torch.float32).cached

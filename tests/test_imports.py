@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "pandas")
 RESULTS = "errors intervals storage results"
 ALLOWED = {
     "errors": "",
-    "memory": "",
+    "memory": "errors",
     "provenance": "",
     "files": "",
     "nonfinite": "",
@@ -40,7 +40,7 @@ ALLOWED = {
     "tables": "errors",
     "loggers": "errors nonfinite reading tables",
     "stopping": "errors",
-    "workers": "stopping",
+    "workers": "memory stopping",
     "checkpoint": "errors reading files locks storage comm stopping",
     "runs": "errors provenance nonfinite reading schema files storage tables loggers",
     "replay": "errors memory",
@@ -51,18 +51,20 @@ ALLOWED = {
     "layers": "errors space losses",
     "batches": "errors memory comm loaders reducers space plan",
     "shares": "errors comm reducers batches",
-    "sharded": "errors comm batches space",
+    "sharded": "errors memory comm batches space",
     "weights": "errors sharded",
     "modes": "errors space batches",
-    "soundness": "errors reducers batches modes",
-    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes soundness weights",
+    "diagnoses": "errors memory reducers batches",
+    "soundness": "errors reducers batches diagnoses modes",
+    "risk": f"{RESULTS} memory comm reducers space replay plan losses layers batches shares sharded modes diagnoses "
+    "soundness weights",
     "linearity": "errors batches layers risk",
     "operators": f"{RESULTS} memory comm reducers space replay compilation convolutions plan losses layers batches "
     "risk",
     "fingerprints": "errors checkpoint batches risk operators",
     "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
-    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space plan losses layers batches "
-    "risk linearity operators krylov",
+    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space replay plan losses layers "
+    "batches risk linearity operators krylov",
     "rmt": RESULTS,
     "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses layers batches "
     "modes risk linearity operators krylov estimators rmt",
@@ -78,8 +80,8 @@ ALLOWED = {
     "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
     "doctor optim report",
     "testing": f"{RESULTS} comm reducers space plan losses batches risk operators krylov estimators rmt optim",
-    "cli": f"{RESULTS} stopping checkpoint provenance reading tables loggers runs plan losses risk operators krylov "
-    "estimators rmt measures doctor landscape optim papers report integrations testing workers",
+    "cli": f"{RESULTS} memory stopping checkpoint provenance reading tables loggers runs plan losses risk operators "
+    "krylov estimators rmt measures doctor landscape optim papers report integrations testing workers",
 }
 
 

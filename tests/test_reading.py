@@ -231,7 +231,7 @@ def test_a_result_that_is_none_is_refused(fields, match):
 
 
 def test_shapes_that_do_not_belong_together_are_refused():
-    from ritz.krylov.lanczos import Tridiagonal
+    from ritz.krylov.tridiagonal import Tridiagonal
 
     good = {"alpha": torch.zeros(2, 3), "beta": torch.zeros(2, 3), "norms2": torch.zeros(2)}
     check_fields(Tridiagonal, good)

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ritz.operators.base import RiskOperator
+from ritz.operators.risk_operator import RiskOperator
 from ritz.risk import Risk
 
 

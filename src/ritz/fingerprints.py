@@ -26,7 +26,9 @@ from .operators.base import Operator
 from .risk import Risk
 
 # what decides the numbers; the rest of the package shows, writes and trains
-_CODE = ("*.py", "losses/*.py", "operators/*.py", "krylov/*.py", "estimators/*.py", "measures/**/*.py")
+_CODE = (
+    "*.py", "batches/*.py", "losses/*.py", "operators/**/*.py", "krylov/*.py", "estimators/*.py", "measures/**/*.py",
+)  # fmt: skip
 # what operators find out while they run, and what is found from other fields
 _PASSING = {"products", "space", "dtype", "device", "risk", "world", "error"}
 _CHOSEN = ("_chunk", "_batched", "route")  # of an operator

@@ -60,7 +60,7 @@ def multi_affine(risk: "Risk") -> Linearity:
     _ = risk.output_loss  # a risk without outputs has no answer, and says so
     batch = next(iter(risk.batches))
     if risk.splittable:
-        batch = batch.pieces(2)[0]
+        batch = batch.head(2)
     # copies: two parameters that are views of one buffer are still two parameters
     leaves = {name: p.detach().clone().requires_grad_() for name, p in risk.params().items()}
     try:

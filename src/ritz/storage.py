@@ -72,7 +72,7 @@ _HOMES = {
     "StudyRow": "ritz.measures.study.ranking",
     "Study": "ritz.measures.study.ranking",
     "Head": "ritz.krylov.head",
-    "Tridiagonal": "ritz.krylov.lanczos",
+    "Tridiagonal": "ritz.krylov.tridiagonal",
     "LanczosState": "ritz.krylov.lanczos",
     "EigenPairs": "ritz.krylov.pairs",
 }

@@ -54,7 +54,7 @@ def run_all(only: list[str] = []) -> dict[str, Any]:  # noqa: B006
     return {**found, "kept": kept()}
 
 
-def kept() -> dict[str, int]:
+def kept() -> dict[str, Any]:
     """What a rank keeps of vectors, in numbers, and how many eigendecompositions it made."""
     op = wide()
     full = lanczos(op, op.probes(range(2), seed=0), 5, reorthogonalize="full")
@@ -69,7 +69,7 @@ def kept() -> dict[str, int]:
     return {
         "basis": full.basis.numel(), "locked": head.vectors.numel(), "residuals": head.residual_rows.numel(),
         "block space": space.rows.numel(), "pairs": len(head.values), "dim": op.dim, "decompositions": len(made),
-        "samples of a look": samples_of_a_look(),
+        "samples of a look": samples_of_a_look(), "sums of a product": sums_of_a_product(),
     }  # fmt: skip
 
 
@@ -79,6 +79,24 @@ def samples_of_a_look() -> int:
     Counted.seen = 0
     tracker.look()
     return Counted.seen
+
+
+def sums_of_a_product() -> list[int]:
+    """How many elements each sum over ranks has that two vectors times the matrix take, over five batches."""
+    op, real, made = ritz.GGN(risk()), dist.all_reduce, list[int]()
+    v = torch.ones(2, op.dim)
+    op.rows(v)  # looks at the data
+
+    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        made.append(tensor.numel())
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        op.rows(v)
+    finally:
+        dist.all_reduce = real
+    return made
 
 
 def warm() -> None:
@@ -210,6 +228,8 @@ def batches_of_all_ranks() -> Found:
         "starts": float(sum(batch.size for batch in seen)),
         "drawn": torch.stack([batch.data[0] for batch in drawn]),
         "traces": ritz.sample_traces(r).value,
+        "layer margins": ritz.measures.layer_margins(r).values,
+        "kfac": ritz.KFACOperator(r).rows(r.space.probes([0], seed=1)),
         "fisher": ritz.Fisher(r, seed=1).rows(torch.ones(1, r.dim)),
     }
 
@@ -401,7 +421,12 @@ def fully_sharded() -> Found:
         "elsewhere": (moved.gradient(), whole.at(1.5 * whole.space.join(whole.params())).gradient()),
         "trace": (ritz.trace(ritz.GGN(r), "hutchinson", 2).value, ritz.trace(ritz.GGN(whole), "hutchinson", 2).value),
     }
-    found["share"] = ritz.GGN(r.on(shares("share of tensors")[0], 4, share=True)).rows(v), found["ggn"][1]
+    for size in (4, 16):  # batches of one size on all ranks but for the last, and of another on each
+        uneven = r.on(shares("share of tensors")[0], size, share=True)
+        found[f"share {size}"] = ritz.GGN(uneven).rows(v), found["ggn"][1]
+        found[f"share {size}, hessian"] = ritz.Hessian(uneven).rows(v), found["hessian"][1]
+    blocks = [ritz.block_spectra(ritz.GGN(each), num_steps=2, num_probes=1) for each in (r, whole)]
+    found["blocks"] = tuple(torch.tensor([float(s.trace.value) for s in each.values()]) for each in blocks)
     s, t = (lanczos(ritz.GGN(each), v[:1], 2, reorthogonalize="full").tridiagonal() for each in (r, whole))
     found["lanczos"] = s.alpha, t.alpha
     assert all(torch.equal(p.to_local(), b) for p, b in zip(r.model.parameters(), before, strict=True))

@@ -15,6 +15,7 @@ def launch() -> Iterator[Launch]:
     """What the ranks found; those of the second wave come to grief."""
     agree = [Task(f"{size} ranks", size, "distributed.checks.run_all") for size in SIZES]
     grief = [Task(how, 3, "distributed.faults.lost", (how,), awaited=(0, 2)) for how in LOST]
+    grief += [Task("knotted", 3, "distributed.faults.knotted", awaited=(0, 1, 2))]
     grief += [Task("refusals", 3, "distributed.faults.refusals", awaited=(0, 1, 2))]
     grief += [Task("memory", 3, "distributed.faults.out_of_memory")]
     made = Launch([agree, grief], env={"RITZ_PATIENCE": "4"})

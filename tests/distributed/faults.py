@@ -11,6 +11,7 @@ from distributed import checks
 from torch import Tensor, nn
 
 import ritz
+from ritz.comm import world
 
 
 def warm() -> None:
@@ -56,6 +57,13 @@ def lost(how: str) -> tuple[str, str, float]:
 
     risk = ritz.Risk(Fated(1, fate), nn.CrossEntropyLoss(), checks.samples(), batch_size=5)
     return told(lambda: ritz.GGN(risk).rows(torch.ones(1, risk.dim)))
+
+
+def knotted() -> tuple[str, str, float]:
+    """Each rank waits for what the next has to say, and none says anything."""
+    ranks = world()
+    ranks.gather(0)  # all have begun
+    return told(lambda: ranks.of((ranks.rank + 1) % ranks.size, None))
 
 
 def refusals() -> dict[str, Any]:

@@ -29,6 +29,14 @@ def test_who_was_left_behind_ends_as_failed_and_does_not_hang(launch, how):
     assert launch.codes(how) == [1, 1]
 
 
+def test_ranks_that_wait_for_one_another_are_told_so_and_do_not_hang(launch):
+    found = launch.results("knotted")
+    assert all(kind == "RankError" for kind, _, _ in found)
+    assert any("all ranks wait for one another, and none has got any further" in text for _, text, _ in found)
+    assert all(seconds < 20 for *_, seconds in found)
+    assert launch.codes("knotted") == [1, 1, 1]
+
+
 @pytest.fixture
 def refused(launch):
     return launch.results("refusals")

@@ -57,6 +57,12 @@ def test_what_a_rank_keeps_of_vectors_falls_with_the_number_of_ranks(runs, what)
         assert max(parts) - min(parts) <= whole // runs[1][0]["kept"]["dim"]  # one element of each vector
 
 
+def test_a_product_of_all_batches_is_one_sum_over_ranks(runs):
+    assert runs[1][0]["kept"]["sums of a product"] == []
+    for found in (*runs[2], *runs[4]):
+        assert found["kept"]["sums of a product"] == [2 * checks.risk().dim]
+
+
 def test_a_look_is_shared_by_the_ranks_that_train(runs):
     whole = runs[1][0]["kept"]["samples of a look"]
     for found in runs[2]:

@@ -8,8 +8,8 @@ from torch import nn
 import ritz
 from ritz.operators import BatchNoise, DenseOperator
 from ritz.operators.algebra import Block, Metered, Projected
-from ritz.operators.base import RiskOperator
 from ritz.operators.blocks import PaddedBlocks
+from ritz.operators.risk_operator import RiskOperator
 
 
 class Listening(DenseOperator):

@@ -1,55 +1,22 @@
 """Products in float32 beside those in float64: on a network that fits its data they are those of another matrix."""
 
-import copy
 import warnings
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
+from fitted import dense, f32, f64, fitted, healthy
 from torch import Tensor, nn
 
 import ritz
 from ritz.errors import NumericalWarning
 from ritz.estimators import krylov_run, precision
-from ritz.estimators.precision import Precision, compare_precisions
+from ritz.estimators.density import default_width
+from ritz.estimators.precision import Precision, coarse_products, compare_precisions
 from ritz.operators import DenseOperator
+from ritz.replay import tensor_cores
 
 SEEDS = (0, 1, 2, 3)
-f32, f64 = torch.float32, torch.float64
-
-
-@cache
-def trained(seed: int, width: int) -> tuple[nn.Module, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    X = torch.randn(240, 8, generator=draw)
-    y = X[:, :3].argmax(1)
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(250):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X), y).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model.to(f32), X.to(f32), y
-
-
-def fitted(seed: int, scale: float, width: int = 12) -> ritz.Risk:
-    """A network trained until it fits, its last layer then multiplied: the loss falls to 1e-7 and below."""
-    model, *data = trained(seed, width)
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in model[2].parameters():
-            p.mul_(scale)
-    # one route for both precisions: in float64, too, forward and reverse differ where there is so little curvature
-    return ritz.Risk(model, nn.CrossEntropyLoss(), tuple(data), batch_size=80, plan=ritz.Plan(route="reverse"))
-
-
-def dense(operator: type[ritz.Operator], risk: ritz.Risk) -> Tensor:
-    """All eigenvalues in float64."""
-    matrix = operator(risk.to(dtype=f64)).dense()
-    return torch.linalg.eigvalsh((matrix + matrix.T) / 2)
 
 
 def run(operator: type[ritz.Operator], risk: ritz.Risk, **options: object) -> ritz.Spectrum:
@@ -108,7 +75,7 @@ def test_functions_of_the_matrix_hold_the_value_of_float64_where_they_are_not_re
 def test_the_density_is_as_uncertain_as_the_eigenvalues(runs):
     for s, values in runs:
         grid = s.default_grid(64)
-        width = max(s._default_width(), 2 * s.rounding)
+        width = max(default_width(s), 2 * s.rounding)
         low, high = s.density(grid, width).interval()
         truth = torch.exp(-0.5 * ((grid[:, None] - values) / width).square()).mean(1) / (width * (2 * torch.pi) ** 0.5)
         assert ((truth >= low) & (truth <= high)).double().mean() > 0.9
@@ -161,12 +128,6 @@ def test_rounds_of_probes_end_though_intervals_are_wide():
 # ---------------------------------------------------------------------------------------- where all is well
 
 
-def healthy(dtype: torch.dtype = f32) -> ritz.Risk:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3)).to(dtype)
-    return ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(60, 8).to(dtype), torch.arange(60) % 3), batch_size=20)
-
-
 @pytest.mark.parametrize("matrix", [ritz.Hessian, ritz.GGN, ritz.EmpiricalFisher])
 def test_a_run_whose_products_are_right_is_the_same_to_the_bit_as_one_that_does_not_look(matrix, monkeypatch):
     looked = ritz.spectrum(matrix(healthy()), 12, 4)
@@ -196,13 +157,49 @@ def test_it_leaves_the_network_the_data_and_the_generator_alone_and_repeats_itse
     before = {name: t.clone() for name, t in risk.model.state_dict().items()}
     version, state = risk.version(), torch.get_rng_state()
     H = ritz.Hessian(risk, route="reverse")
-    first, second = compare_precisions(H), compare_precisions(H)
+    first, second = compare_precisions(H), compare_precisions(ritz.Hessian(risk, route="reverse"))
     assert first == second
     assert first.distance > precision.ROUGH
     assert risk.version() == version
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(t, before[name]) for name, t in risk.model.state_dict().items())
     assert all(p.grad is None and p.dtype == f32 for p in risk.model.parameters())
+
+
+def test_it_is_made_once_for_an_operator_until_its_weights_the_seed_or_the_kernels_change(monkeypatch):
+    looks = []
+    real = precision._compared
+    monkeypatch.setattr(precision, "_compared", lambda *args: looks.append(args[-1]) or real(*args))
+    risk = healthy()
+    H = ritz.Hessian(risk, route="reverse")
+    ritz.spectrum(H, 4, 2)
+    ritz.trace(H, "hutchinson", 4)
+    ritz.trace(2.0 * H + 1.0, "hutch++", 6)
+    ritz.frobenius_norm(H, 4)
+    ritz.diagonal(H, 4)
+    assert looks == [0]
+    compare_precisions(H, seed=1)
+    assert looks == [0, 1]
+    with torch.no_grad():
+        risk.model[0].bias.add_(1.0)
+    compare_precisions(H, seed=1)
+    assert looks == [0, 1, 1]
+    with tensor_cores():
+        compare_precisions(H, seed=1)
+    assert looks == [0, 1, 1, 1]
+
+
+def test_switches_of_torch_are_asked_by_names_that_may_be_asked():
+    convolved = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 8), nn.Flatten()).to(f32)
+    risks = {
+        "matrix products": healthy(),
+        "matrix products and convolutions": ritz.Risk(convolved, nn.CrossEntropyLoss(), _data()),
+    }
+    for risk in risks.values():
+        risk.device = torch.device("cuda")
+    with tensor_cores():  # by its new name, after which torch refuses to be asked by the old one
+        assert {name: coarse_products(risk) for name, risk in risks.items()} == {name: name for name in risks}
+    assert [coarse_products(risk) for risk in risks.values()] == ["", "convolutions"]
 
 
 def test_a_multiple_of_a_matrix_is_off_by_as_much_of_it():

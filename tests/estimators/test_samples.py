@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.estimators import samples as module_under_test
+from ritz.estimators.passes import fitting_pieces
 from ritz.estimators.samples import exact_trace, sample_traces
-from ritz.estimators.squares import fitting_pieces
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, Hessian, footprint
 from ritz.plan import Plan
@@ -250,7 +250,7 @@ def test_forward_mode_is_left_where_it_disagrees_with_reverse_mode(monkeypatch):
     risk = Risk(randomised(CURVED["tanh"]), CE, (data(5, 4), labels(5)))
     right = sample_traces(risk, num_probes=4)
     assert "forward route" in right.convention
-    products = module_under_test._SampleProducts
+    products = module_under_test.SampleProducts
     forward = products._forward
     monkeypatch.setattr(products, "_forward", lambda *args: 1.01 * forward(*args))
     slow = sample_traces(risk, num_probes=4)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import ritz
@@ -118,6 +119,14 @@ def audit(folder: Path, progress: Progress) -> Any:
     return ritz.audit(make_risk(width=3), measures=keys, **sizes, progress=progress, checkpoint=folder / "state")
 
 
+def write_weights(folder: Path) -> None:
+    """The solutions of a sweep: whole or not there, also after a kill."""
+    for seed, name in enumerate(("a.safetensors", "b.safetensors")):
+        if not (folder / name).exists():
+            save_file(make_risk(seed).model.state_dict(), folder / "part")
+            (folder / "part").rename(folder / name)
+
+
 def command(*words: str) -> Callable[[Path, Progress], Any]:
     """A command in a folder of its own; what it found is what its run folder holds."""
 
@@ -125,6 +134,7 @@ def command(*words: str) -> Callable[[Path, Progress], Any]:
         from ritz.cli import main
 
         (folder / "study.py").write_text(STUDY)
+        write_weights(folder)
         with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
             status = main([words[0], "study.py:make_risk", *words[1:], "--out", "run"])
         if status:
@@ -150,7 +160,11 @@ JOBS: dict[str, Callable[[Path, Progress], Any]] = {
     "ritz.audit": audit,
     "ritz spectrum": command("spectrum", "--num-steps", "3", "--num-probes", "4"),
     "ritz measure": command("measure", "--measures", "trace", "train_loss", "--num-steps", "3", "--num-probes", "4"),
-}
+    "ritz compare": command(
+        "compare", "--weights", "a.safetensors", "b.safetensors", "--measures", "trace", "train_loss", "--num-steps",
+        "3", "--num-probes", "2",
+    ),
+}  # fmt: skip
 
 
 def bits(found: Any) -> str:

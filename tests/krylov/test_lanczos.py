@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ritz.krylov.lanczos import LanczosState, Tridiagonal, advance, extend, lanczos, start
+from ritz.krylov.lanczos import LanczosState, advance, extend, lanczos, start
+from ritz.krylov.tridiagonal import Tridiagonal
 from ritz.operators.algebra import DenseOperator, FunctionOperator, Projected
 from ritz.storage import load
 

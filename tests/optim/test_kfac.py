@@ -318,14 +318,14 @@ def test_a_step_that_is_recorded_and_replayed_is_the_step(settings):
     for replays in (False, True):
         model = seeded(convnet)
         opt = KFAC(model, lr=0.1, damping=0.1, factor_every=2, inverse_every=5, **settings)
-        opt._replays = replays
+        opt._preconditioner.replays = replays
         train(model, opt, 12, IMAGES)
         opt.param_groups[0]["damping"] = 0.5
         train(model, opt, 4, IMAGES)
         model[3].weight.requires_grad_(False)
         train(model, opt, 4, IMAGES)
         ends.append(weights(model))
-        assert len(opt._recordings) == replays
+        assert len(opt._preconditioner.recordings) == replays
     assert torch.equal(*ends)
 
 
@@ -341,7 +341,7 @@ def test_a_graph_of_the_step_sees_new_factors_dampings_and_a_loaded_state(monkey
     for replays in (False, True):
         model = seeded(convnet)
         opt = KFAC(model, lr=0.1, damping=0.1, factor_every=2, inverse_every=3)
-        opt._replays = replays
+        opt._preconditioner.replays = replays
         torch.set_default_dtype(torch.float32)  # as it mostly is; dampings are in the precision of the factors
         train(model, opt, 5, IMAGES)
         state = copy.deepcopy(opt.state_dict())

@@ -21,7 +21,7 @@ from ..estimators.krylov_run import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_P
 from ..measures.elsewhere import TURNING, VECTORS, steps_elsewhere
 from ..measures.registry import resolve
 from ..measures.row import Measure
-from ..operators.base import RiskOperator
+from ..operators.risk_operator import RiskOperator
 from ..risk import Risk
 from .checkup import Projection
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..checkpoint import Saved, State, Unsaved
 from ..operators.algebra import Metered
-from ..operators.base import Operator, RiskOperator
+from ..operators.base import Operator
+from ..operators.risk_operator import RiskOperator
 from .walks import Walks
 
 _BLOCK = 8  # vectors multiplied between two saves where the operator has no chunk of its own

@@ -13,7 +13,8 @@ from .. import stopping
 from ..checkpoint import Saved, State
 from ..errors import NonFiniteError, NumericalWarning, StoppedError
 from ..krylov.head import BlockSpace, Head, find_head
-from ..krylov.lanczos import LanczosState, Reorthogonalize, Tridiagonal, extend, start, underflows
+from ..krylov.lanczos import LanczosState, Reorthogonalize, extend, start, underflows
+from ..krylov.tridiagonal import Tridiagonal
 from ..operators.algebra import Metered
 from ..space import Shard
 from .precision import Precision, compare_precisions

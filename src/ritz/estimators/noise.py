@@ -19,9 +19,10 @@ from torch import Tensor
 from ..batches import Batch
 from ..errors import UnsupportedError
 from ..intervals import ChiSquare, StudentT
-from ..operators.base import RiskOperator, full_precision
+from ..operators.base import full_precision
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
+from ..operators.risk_operator import RiskOperator
 from ..reducers import Moments, sum_pieces
 from ..results import Estimate, from_samples
 from ..risk import Params, Risk

@@ -32,22 +32,15 @@ from ..operators.noise import BatchNoise
 from ..reducers import Concat, Mean
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
-from .squares import (
-    SquaredGradients,
-    fitting_pieces,
-    item_by_item,
-    item_gradients,
-    num_items,
-    refuse_rows,
-    sample_weights,
-)
+from .passes import fitting_pieces, joined
+from .sample_products import SampleProducts
+from .squares import SquaredGradients, item_by_item, item_gradients, num_items, refuse_rows, sample_weights
 from .walks import Walks
 
 Method = Literal["auto", "exact", "probes"]
 
 _STACK = 2  # cotangents pulled back at once, in chunks: a tangent of a product holds twice the activations
 _WORTH = 4  # one forward-over-forward probe costs about as much as this many backward passes
-_AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference of two products that count as the same
 
 
 def sample_traces(
@@ -70,7 +63,8 @@ def sample_traces(
             standard errors), or "auto": exact where it holds and is not dearer.
         num_probes: Random sign vectors, common to all samples, so errors of different samples are not independent.
         seed: Of the probes.
-        progress: Called with (batches done, 0).
+        progress: Called with (batches done, 0); on a GPU small batches of kept data are joined, unless there is a
+            checkpoint.
         checkpoint: A folder, or a `ritz.Checkpoint`, in which what the batches gave is kept: after a kill the same call
             goes on, and on a CPU ends in the same bits.
 
@@ -101,9 +95,9 @@ def sample_traces(
             "data=list(loader), or switch shuffling off"
         )
     risk.check()
-    why_not = None
+    passes, why_not = 0, None
     if method != "probes":
-        why_not = _not_exact(risk, math.inf if method == "exact" else _WORTH * num_probes)
+        passes, why_not = _exactness(risk, math.inf if method == "exact" else _WORTH * num_probes)
         if why_not is not None and method == "exact":
             raise UnsupportedError(f"no exact sample traces: {why_not}; use method='probes'")
     exact = method != "probes" and why_not is None
@@ -113,7 +107,7 @@ def sample_traces(
         if found is None:
             walks = Walks(saved)
             found = (
-                _exact_samples(risk, walks, progress) if exact
+                _exact_samples(risk, passes, walks, progress, join=checkpoint is None) if exact
                 else _probed_samples(risk, num_probes, seed, walks, progress)
             )  # fmt: skip
             saved.finish(found)
@@ -142,33 +136,35 @@ def _refuse_coupled(risk: Risk) -> Loss:
     return loss
 
 
-def _not_exact(risk: Risk, most_roots: float) -> str | None:
-    """Why the trace of the Hessian is not that of the GGN, or too dear that way; None where it is fine."""
+def _exactness(risk: Risk, most_roots: float) -> tuple[int, str | None]:
+    """Backward passes for the GGN, and why its trace is not that of the Hessian, or too dear; None where it is fine."""
     linearity = multi_affine(risk)
     if not linearity.holds:
-        return linearity.reason
+        return 0, linearity.reason
     try:
         num = _num_roots(risk)
     except UnsupportedError as error:
-        return str(error)
-    return f"it would take {num} backward passes" if num > most_roots else None
+        return 0, str(error)
+    return num, f"it would take {num} backward passes" if num > most_roots else None
 
 
-def _exact_samples(risk: Risk, walks: Walks, progress: Progress | None) -> Estimate:
-    loss, squares, num = risk.output_loss, SquaredGradients(risk), _num_roots(risk)
+def _exact_samples(risk: Risk, num: int, walks: Walks, progress: Progress | None, join: bool) -> Estimate:
     stack = _even(num, _STACK * risk.plan.chunk)
+    walked = joined(risk, stack) if join else risk
+    loss, squares = risk.output_loss, SquaredGradients(walked)
 
-    def piece_traces(params: Params, batch: Batch) -> Tensor:
+    def piece_traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         found, out = squares(params, batch, lambda out: loss.roots(out, batch.data, stack))
         weight = sample_weights(loss, out, batch).double()
         own = torch.where(weight != 0, found.sum(1) / weight.where(weight != 0, 1.0), 0.0)
-        return torch.stack([own, weight], dim=1)
+        return torch.stack([own, weight], dim=1), weight.sum()
+
+    each = squares.replayed(piece_traces, ("traces", stack))
 
     def traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        columns = torch.cat([piece_traces(params, own) for own in fitting_pieces(risk, params, batch, stack)])
-        return columns, columns[:, 1].sum()
+        return Concat().join([each(params, own) for own in fitting_pieces(walked, params, batch, stack)])
 
-    value, weight = walks.fold(risk, traces, Concat(), progress).cpu().unbind(1)
+    value, weight = walks.fold(walked, traces, Concat(), progress).cpu().unbind(1)
     _refuse_non_finite(value)
     how = f"exact, {num} backward passes"
     zero = torch.zeros_like(value)
@@ -179,7 +175,7 @@ def _exact_samples(risk: Risk, walks: Walks, progress: Progress | None) -> Estim
 
 
 def _probed_samples(risk: Risk, num_probes: int, seed: int, walks: Walks, progress: Progress | None) -> Estimate:
-    products = _SampleProducts(risk)
+    products = SampleProducts(risk)
     rows = risk.space.probes(range(num_probes), seed, dtype=risk.dtype, device=risk.device)
     with risk.session():  # by the first batch, wherever the walk is gone on with, and on all ranks
         products.settle(risk.params(), next(iter(risk.batches)), rows[:1])
@@ -214,97 +210,6 @@ def _refuse_non_finite(values: Tensor) -> None:
             f"the trace of sample {int(bad[0])} is not finite, though its loss is; try dtype=torch.float64, and look "
             "for a square root or a norm at zero"
         )
-
-
-# ------------------------------------------------------------------------------------- v' H_i v by products
-
-
-class _SampleProducts:
-    """v' H_i v for every sample of a batch and every row v: (k, size).
-
-    forward: d^2/dt^2 loss_i(w + t v), forward mode twice; k rows share one pass.
-    reverse: d/du of v' (sum_i u_i H_i v), reverse mode three times; for operations that forward mode gets wrong
-    (LayerNorm, in some versions of torch) or does not know.
-    """
-
-    route = "not yet chosen"
-
-    def __init__(self, risk: Risk) -> None:
-        self.risk = risk
-
-    def __call__(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
-        by = self._forward if self.route == "forward" else self._reverse
-        return torch.cat([by(params, batch, part) for part in rows.split(self.risk.plan.chunk)])
-
-    def settle(self, params: Params, batch: Batch, row: Tensor) -> None:
-        """Choose a route, by one batch; to be called inside `session`."""
-        self.route = self._choose(params, batch, row)
-
-    def _losses(self, params: Params, batch: Batch) -> Tensor:
-        """Each sample's own loss, (size,)."""
-        out = self.risk.output(params, batch)
-        refuse_rows(out, batch)
-        items = self.risk.output_loss.items(out, batch.data)
-        total, weight = ((x.reshape(batch.size, -1).sum(1)) for x in (items.loss * items.weight, items.weight))
-        return total / weight.where(weight != 0, 1.0)
-
-    def _forward(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
-        def along(p: Params, v: Params) -> Tensor:
-            slope: Tensor = torch.func.jvp(lambda q: self._losses(q, batch), (p,), (v,))[1]
-            return slope
-
-        def form(v: Params) -> Tensor:
-            bend: Tensor = torch.func.jvp(lambda p: along(p, v), (params,), (v,))[1]
-            return bend
-
-        forms: Tensor = torch.func.vmap(form, randomness="same")(self.risk.space.split(rows))
-        return forms
-
-    def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
-        with torch.enable_grad():
-            leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-            losses = self._losses(leaves, batch)
-            u = torch.ones_like(losses).requires_grad_()
-            inputs = tuple(leaves.values())
-            gradient = _gradient(losses @ u, inputs, create_graph=True)
-            forms = []
-            for row in rows:
-                v = list(self.risk.space.split(row).values())
-                product = _gradient(_dot(gradient, v), inputs, create_graph=True)  # sum_i u_i H_i v
-                forms.append(_gradient(_dot(product, v), (u,))[0])
-        return torch.stack(forms).detach()
-
-    def _choose(self, params: Params, batch: Batch, row: Tensor) -> str:
-        """Forward mode where it agrees with reverse mode on a few samples."""
-        few = batch.pieces(4)[0] if self.risk.splittable else batch
-        tried: dict[str, Tensor] = {}
-        errors: list[str] = []
-        for route, by in (("reverse", self._reverse), ("forward", self._forward)):
-            try:
-                tried[route] = by(params, few, row)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                errors.append(str(error).splitlines()[0][:200])
-        if not tried:
-            raise UnsupportedError(f"no second derivative of the sample losses: {'; '.join(sorted(set(errors)))}")
-        if len(tried) == 1:
-            return next(iter(tried))
-        apart, size = (tried["forward"] - tried["reverse"]).norm(), tried["reverse"].norm()
-        return "forward" if bool(apart <= _AGREE.get(row.dtype, 0.1) * size) else "reverse"
-
-
-def _gradient(scalar: Tensor, inputs: tuple[Tensor, ...], create_graph: bool = False) -> tuple[Tensor, ...]:
-    """Gradient, zero where there is no dependence."""
-    if not scalar.requires_grad:
-        return tuple(torch.zeros_like(x) for x in inputs)
-    return torch.autograd.grad(
-        scalar, inputs, create_graph=create_graph, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-
-
-def _dot(a: Iterable[Tensor], b: Iterable[Tensor]) -> Tensor:
-    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
 # ------------------------------------------------------------------------------------------- exact traces
@@ -405,8 +310,11 @@ def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher, walks: Walks
         found, out = squares(params, batch, lambda out: stacks(out, batch))
         return found.sum(0), loss.weight(out, batch.data)
 
+    # draws belong to the batch
+    each = piece_totals if isinstance(operator, Fisher) else squares.replayed(piece_totals, (type(operator), chunk))
+
     def totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        pieces = [piece_totals(params, own) for own in fitting_pieces(risk, params, batch, chunk)]
+        pieces = [each(params, own) for own in fitting_pieces(risk, params, batch, chunk)]
         squared, weight = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
         return squared, weight
 
@@ -430,7 +338,7 @@ def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
 def _small(risk: Risk) -> tuple[Batch, Tensor]:
     """Two samples, where a batch may be split, and their outputs."""
     batch = next(iter(risk.batches))
-    batch = batch.pieces(2)[0] if risk.splittable else batch
+    batch = batch.head(2) if risk.splittable else batch
     with risk.session():
         out = risk.output(risk.params(), batch)
     refuse_rows(out, batch)

@@ -17,11 +17,13 @@ from ..checkpoint import Checkpoint
 from ..errors import NumericalWarning, StoppedError
 from ..fingerprints import resumable
 from ..krylov.head import Head
-from ..krylov.lanczos import Reorthogonalize, Tridiagonal
+from ..krylov.lanczos import Reorthogonalize
+from ..krylov.tridiagonal import Tridiagonal
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from .krylov_run import HEAD_BLOCK, HEAD_STEPS, NOISE_PRODUCTS, BrokenError, KrylovRun, Progress
 from .quantities import Spectrum
+from .rounding import widened
 
 MOST_ROUNDS = 16  # with a tolerance: rounds of probes before giving up
 
@@ -202,16 +204,8 @@ def _rounded(operator: Operator, run: KrylovRun, found: Spectrum) -> Spectrum:
     seen = run.precision
     if seen is None or not seen.rough:
         return found
-    kind, off = str(operator.dtype).removeprefix("torch."), f"{seen.distance:.0e}"
-    warnings.warn(
-        f"products in {kind} are off by {off} in the first batch, beside those in float64, and intervals are widened "
-        f"for it; {seen.remedy}",
-        NumericalWarning,
-        stacklevel=4,
-    )
-    rounding, trace_rounding = seen.errors(float(found.spectral_norm.value))
-    convention = f"{found.convention}, products off by {off}"
-    return replace(found, rounding=rounding, trace_rounding=trace_rounding, convention=convention)
+    seen.tell(operator.dtype)
+    return widened(found, seen)
 
 
 def _judged(run: KrylovRun, found: Spectrum) -> Spectrum:

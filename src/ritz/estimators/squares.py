@@ -8,7 +8,7 @@ empirical Fisher. A cotangent may touch one item (a sample, a token) of every sa
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,15 @@ from ..batches import Batch, map_tensors, tensors_of
 from ..errors import UnsupportedError
 from ..layers import Capture, squared_norms, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
-from ..operators.footprint import fitting_piece
+from ..memory import is_shortage
 from ..risk import Params, Risk
 from ..space import random_permutation, random_uniform
+from .passes import replayed
 
 Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.shape)
+OfBatch = Callable[[Params, Batch], tuple[Tensor, Tensor]]
 
-_GRADIENTS = 1 << 25  # elements of per-sample gradients held at once
+_GRADIENTS = {"cpu": 1 << 25}  # elements of per-sample gradients held at once
 
 
 class SquaredGradients:
@@ -36,7 +38,7 @@ class SquaredGradients:
     def __init__(self, risk: Risk) -> None:
         self.risk = risk
         self.by_layer = without_rule(risk.model, risk.names) is None
-        self._known: set[int] = set()  # batch sizes at which the layers were seen to keep samples apart
+        self._known = {1}  # batch sizes at which the layers were seen to keep samples apart
 
     def __call__(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         if self.by_layer:
@@ -46,27 +48,42 @@ class SquaredGradients:
                 self.by_layer = False
         return self._gradients(params, batch, cotangents)
 
+    def replayed(self, fn: OfBatch, name: Hashable) -> OfBatch:
+        """A function that calls this one and no other tensors than those of its batch; `name` is all it depends on.
+
+        It is recorded where the plan says so, once the layers are known: from then on it is the same operations for
+        all batches of one size, and nothing that they give is looked at.
+        """
+
+        def run(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+            if self.by_layer and batch.size in self._known:
+                return replayed(self.risk, name, lambda own: fn(params, own), batch)
+            return fn(params, batch)
+
+        return run
+
     def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
-        new = batch.size > 1 and batch.size not in self._known
-        asked = random_permutation(batch.size if new else 0, ("half",), self.risk.device) < batch.size // 2
+        asked = None
+        if batch.size not in self._known:
+            asked = random_permutation(batch.size, ("half",), self.risk.device) < batch.size // 2
 
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
-            return itertools.chain([_half(out, asked)] if new else [], cotangents(out))
+            return itertools.chain([] if asked is None else [_half(out, asked)], cotangents(out))
 
         out, recorded = self.risk.captured(params, batch, stacks)
-        total = {name: out.new_zeros(batch.size, dtype=torch.float64) for name in self.risk.names}
+        if asked is not None:
+            captures = next(recorded)
+            _refuse_repeated(captures)
+            _refuse_mixed(captures, asked)
+            self._known.add(batch.size)
+        total = out.new_zeros(batch.size, len(self.risk.names), dtype=torch.float64)
+        none = out.new_zeros(batch.size)  # of a parameter that is not used
         for captures in recorded:
             _refuse_repeated(captures)
-            if new:
-                _refuse_mixed(captures, asked)
-                self._known.add(batch.size)
-                new = False
-                continue
-            for capture in captures:
-                for name, squares in squared_norms(capture, batch.size).items():
-                    total[name] += squares
-        return torch.stack(list(total.values()), dim=1), out
+            found = {name: own for each in captures for name, own in squared_norms(each, batch.size).items()}
+            total += torch.stack([found.get(name, none) for name in self.risk.names], dim=1)
+        return total, out
 
     def _gradients(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         out = self.risk.output(params, batch)
@@ -77,10 +94,9 @@ class SquaredGradients:
                 try:
                     total += self._vectorised(params, batch, stack)
                     continue
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError:  # an operation that cannot be vectorised over samples
-                    pass
+                except RuntimeError as error:  # an operation that cannot be vectorised over samples
+                    if is_shortage(error):
+                        raise
             total += self._one_by_one(params, batch, stack)
         return total, out
 
@@ -98,7 +114,8 @@ class SquaredGradients:
             grads = torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(cotangents)
             return torch.stack([grads[name].square().sum(dtype=torch.float64) for name in params])
 
-        at_once = max(1, _GRADIENTS // (len(stack) * self.risk.dim))
+        room = _GRADIENTS.get(self.risk.device.type, 1 << 28)
+        at_once = max(1, room // (len(stack) * self.risk.dim))
         squares: Tensor = torch.func.vmap(one, in_dims=(dims, 1), chunk_size=at_once)(tuple(tensors), stack)
         return squares
 
@@ -126,17 +143,6 @@ def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, 
 
 def _squares(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([x.square().sum(dtype=torch.float64) for x in tensors]).sum()
-
-
-def fitting_pieces(risk: Risk, params: Params, batch: Batch, num_cotangents: int) -> list[Batch]:
-    """A batch in equal pieces whose gradients, so many cotangents at a time, a CPU holds well; whole elsewhere.
-
-    To be called inside `session`.
-    """
-    if risk.device.type != "cpu" or risk.plan.micro_batch is not None or not risk.splittable:
-        return [batch]
-    most = fitting_piece(risk, params, batch, num_cotangents)
-    return batch.pieces(-(-batch.size // -(-batch.size // most)))
 
 
 def _half(out: Tensor, asked: Tensor) -> Tensor:

@@ -14,12 +14,18 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..errors import UnsupportedError
 from ..fingerprints import resumable
-from ..intervals import ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
+from ..intervals import StudentT
 from ..operators.algebra import Derived, Metered, Sum, project_out
-from ..operators.base import Operator, RiskOperator, full_precision
+from ..operators.base import Operator, full_precision
+from ..operators.gauss_newton import GGN
+from ..operators.hessian import Hessian
+from ..operators.risk_operator import RiskOperator
 from ..results import Estimate, from_samples
 from ..space import row_dots
+from .forms import form_rule, square_rule
 from .journal import Journal
+from .precision import coarse_products, compare_precisions, unscaled
+from .rounding import widened_estimate
 from .samples import exact_cost, exact_trace
 from .spectrum import spectrum
 
@@ -44,6 +50,12 @@ def trace(
 
     Parts carry plain Student t intervals: with few probes and large outliers those of `ritz.spectrum` cover better.
 
+    In less than float64, two products on part of one batch are compared with those in float64, as for `ritz.spectrum`
+    and once for an operator. Where they are off by more than 1e-4, intervals are widened by what the trace may be off;
+    the first batch stands for all. An exact trace of a Hessian or a GGN in float32 is left as it is: in its sum of
+    squares no digits cancel. Nothing is compared, and intervals leave such errors out, for matrices other than c H + d,
+    with drawn labels or dropped units, and of sharded models.
+
     Args:
         operator: The matrix.
         method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990). "hutch++": a third of the products finds the
@@ -61,6 +73,9 @@ def trace(
     Raises:
         ValueError: If an argument is wrong, or the checkpoint is that of another call.
         StoppedError: If the run is stopped (`ritz.stoppable`) before its last product.
+
+    Warns:
+        NumericalWarning: If products are far from those in float64.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -82,7 +97,7 @@ def trace(
         if estimate is None:
             journal = Journal(operator, saved)
             journal.expect(0 if method == "exact" else num_probes)
-            estimate = run(journal, num_probes, seed)
+            estimate = _rounded(journal, *run(journal, num_probes, seed))
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)
@@ -101,19 +116,61 @@ def _about(meter: Metered, text: str, seed: int | None) -> dict[str, Any]:
     return {"products": meter.products, "seed": seed, "convention": f"{text}; {meter.base.convention()}"}
 
 
-def _exact(meter: Metered, num_probes: int, seed: int) -> Estimate:
+# -------------------------------------------------------------------------------------------- what rounding adds
+
+
+def _squares(meter: Metered, rows: Tensor, image: Tensor) -> float:
+    """The sum of |A v - d v|^2 over rows v with images A v, d the shift of A = c H + d: only H is rounded."""
+    shift = unscaled(meter.base)[2]
+    each = zip(rows.split(1), image.split(1), strict=True)  # one at a time: rows may fill the memory
+    apart = (own.sub(row, alpha=shift) if shift else own for row, own in each)
+    return float(sum(row_dots(own, own) for own in apart))
+
+
+def _rounded(meter: Metered, estimate: Estimate, norm: float | None) -> Estimate:
+    """With brackets as wide as the products are wrong.
+
+    `norm` is ||H||_F for A = H + d, or what else is no less than the largest eigenvalue; None where no digits are lost.
+    """
+    seen = None if norm is None else compare_precisions(meter.base, estimate.seed or 0)
+    if norm is None or seen is None or not seen.rough:
+        return estimate
+    seen.tell(meter.dtype)
+    return widened_estimate(estimate, seen, norm)
+
+
+def _loses_digits(operator: Operator) -> bool:
+    """Whether an exact trace is wrong where products are.
+
+    For the Hessian and the GGN it is a sum of squares, for cross-entropy of p_c |J'(e_c - p)|^2, in which no digits
+    cancel: right to 1e-5 where products are half wrong (tests/estimators/test_rounding.py). Not with fewer digits.
+    """
+    base = unscaled(operator)[0]
+    plain = isinstance(base, Hessian | GGN) and base.dtype == torch.float32 and not coarse_products(base.risk)
+    return base is not None and not plain
+
+
+# ------------------------------------------------------------------------------------------------- the methods
+
+
+def _exact(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
+    norm = None
     try:
         value, parts = exact_trace(meter.base, meter.walks if isinstance(meter, Journal) else None)
         meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
+        if _loses_digits(meter.base):
+            norm = abs(value - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
     except UnsupportedError:
         if _of_network(meter.base) and meter.dim > num_probes:
             raise
-        diagonal_ = meter.dense().diagonal().double()
+        dense = meter.dense()
+        diagonal_ = dense.diagonal().double()
+        norm = math.sqrt(_squares(meter, torch.eye(meter.dim).to(dense), dense))
         value, how = float(diagonal_.sum()), "exact, by dim products"
         parts = dict(zip(meter.space.names, meter.space.segment(diagonal_[None])[0].tolist(), strict=True))
     about = _about(meter, f"Tr, {how}", None)
     blocks = _known(meter, "trace", torch.tensor([parts[name] for name in meter.space.names]), about)
-    return Estimate(name="trace", value=value, exact=True, parts=blocks, **about)
+    return Estimate(name="trace", value=value, exact=True, parts=blocks, **about), norm
 
 
 def _known(meter: Metered, name: str, values: Tensor, about: dict[str, Any]) -> dict[str, Estimate]:
@@ -131,16 +188,17 @@ def _of_network(operator: Operator) -> bool:
     return isinstance(operator, RiskOperator) or (isinstance(operator, Derived) and _of_network(operator.base))
 
 
-def _hutchinson(meter: Metered, num_probes: int, seed: int) -> Estimate:
+def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
     rows = meter.probes(range(num_probes), seed)
     image = meter.rows(rows)
     _require_finite(meter, image)
     each = zip(rows.split(1), image.split(1), strict=True)  # one at a time: rows may fill the memory
     blocks = torch.cat([meter.space.segment(row * own) for row, own in each]).double().cpu()  # (K, parameters)
     samples = blocks.sum(1)
-    rule = _form_rule(rows, image, float(samples.mean()), signs=True)
+    rule = form_rule(rows, image, float(samples.mean()), signs=True)
     about = _about(meter, "Tr by Hutchinson's estimator", seed)
-    return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about)
+    norm = math.sqrt(_squares(meter, rows, image) / num_probes)
+    return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about), norm
 
 
 def _blocks(meter: Metered, samples: Tensor, seed: int, name: str = "trace", **fields: Any) -> dict[str, Estimate]:
@@ -151,40 +209,6 @@ def _blocks(meter: Metered, samples: Tensor, seed: int, name: str = "trace", **f
         parameter: from_samples(f"{name} of {parameter}", column, **fields, **about)
         for parameter, column in zip(meter.space.names, samples.T, strict=True)
     }
-
-
-def _form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> IntervalRule:
-    """The interval of a mean of K quadratic forms v'Av: Student t, widened by a shifted chi-square of three moments.
-
-    A few large eigenvalues make the mean skewed, which t does not know: a sum of K forms has cumulants K Tr A,
-    2 K Tr A^2, 8 K Tr A^3. Those of b + c chi^2(nu) agree for nu = K (Tr A^2)^3 / (Tr A^3)^2 and c nu = K D with
-    D = (Tr A^2)^2 / Tr A^3; nu is K for one dominant eigenvalue, and large, which is the normal interval, for none. The
-    moments are free: with M = V A V' they are the mean |A v|^2 and the mean of M_ij M_jk M_ki over distinct probes. For
-    signs the diagonal of A adds no variance. With 8 probes of a spiked matrix neither rule covers by itself, and both
-    together do (tests/estimators/test_coverage.py).
-    """
-    num = len(rows)
-    if num < 3:
-        return StudentT(num - 1)
-    forms = (rows @ image.T).double().cpu()  # (K, K)
-    forms = (forms + forms.T) / 2
-    apart = forms - torch.diag(forms.diagonal())
-    square = float(torch.stack([row_dots(own, own) for own in image.split(1)]).mean())
-    cube = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
-    if not square > 0:
-        return Exact()
-    dof = num * min(max(square**3 / max(cube**2, 1e-300), 1.0), 1e9)
-    share = 1.0
-    if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
-        total, squares = torch.zeros_like(image[0]), torch.zeros((), dtype=torch.float64, device=image.device)
-        for row, own in zip(rows, image, strict=True):  # one at a time: rows may fill the memory
-            each = row * own
-            total += each
-            squares += row_dots(each, each)
-        on_diagonal = float((row_dots(total, total) - squares) / (num * (num - 1)))
-        share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
-    reach = math.copysign(share * math.sqrt(square * dof / num), cube)
-    return Hull((StudentT(num - 1), ChiSquare(dof, offset=value - reach)))
 
 
 def _range(meter: Metered, num: int, seed: int) -> Tensor:
@@ -201,23 +225,25 @@ def _orthonormal(rows: Tensor) -> Tensor:
     return q[:, size > 1e-6 * size.max()].T if float(size.max()) else rows[:0]
 
 
-def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> Estimate:
+def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
     basis = _range(meter, num_probes // 3, seed)
     image = meter.rows(basis) if len(basis) else basis
     head = float((basis * image).double().sum())
     rows = project_out(meter.probes(range(num_probes - 2 * (num_probes // 3)), seed), basis)
-    tail = project_out(meter.rows(rows), basis)
+    full = meter.rows(rows)
+    norm = math.sqrt(_squares(meter, basis, image) + _squares(meter, rows, full) / len(rows))
+    tail = project_out(full, basis)
     _require_finite(meter, tail)
     blocks = meter.space.segment(rows * tail).double().cpu()  # (K, parameters)
     samples = blocks.sum(1)
-    rule = _form_rule(rows, tail, head + float(samples.mean()), signs=False)
+    rule = form_rule(rows, tail, head + float(samples.mean()), signs=False)
     # the head's share of each block: Tr_l (U U'A + Q A U U') = sum_i u_il . (A u_i + Q A u_i)_l
     blocks = blocks + meter.space.segment(basis * (image + project_out(image, basis))).double().sum(0).cpu()
     about = _about(meter, "Tr by Hutch++", seed)
-    return from_samples("trace", samples, offset=head, rule=rule, parts=_blocks(meter, blocks, seed), **about)
+    return from_samples("trace", samples, offset=head, rule=rule, parts=_blocks(meter, blocks, seed), **about), norm
 
 
-def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
+def _xtrace(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
     """For every probe w_i: Tr in the range found by the others, plus w_i'(I - P_i) A (I - P_i) w_i, rescaled.
 
     With A W = Q R, the range without probe i is that of Q (I - s s'), s the normalised i-th row of R^-1.
@@ -228,13 +254,14 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     rows = meter.probes(range(num), seed, "normal")
     image = meter.rows(rows)  # (num, dim)
     _require_finite(meter, image)
+    norm = math.sqrt(_squares(meter, rows, image) / num)
     q, r = torch.linalg.qr(image.double().T)  # (dim, num), (num, num)
     size = r.diagonal().abs()
     h = q.T @ meter.rows(q.T.to(rows)).double().T
     h = (h + h.T) / 2
     about = _about(meter, "Tr by XTrace", seed)
     if bool((size <= 1e-10 * size.max()).any()):  # the others span the whole range of A: the trace is known
-        return Estimate(name="trace", value=float(h.trace()), exact=True, **about)
+        return Estimate(name="trace", value=float(h.trace()), exact=True, **about), norm
     s = torch.linalg.inv(r).T
     s = s / s.norm(dim=0)  # column i leaves probe i out
     w = q.T @ rows.double().T
@@ -245,7 +272,8 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> Estimate:
     samples = inside + outside * (meter.dim - num + 1) / left
     # the measurements share all but one probe of their ranges, so their spread is too small, more so where few; this
     # factor and half the degrees of freedom make the intervals cover (tests/estimators/test_coverage.py)
-    return from_samples("trace", samples.cpu(), rule=StudentT(num // 2), **about, spread=math.sqrt(num / (num - 2)))
+    spread = math.sqrt(num / (num - 2))
+    return from_samples("trace", samples.cpu(), rule=StudentT(num // 2), spread=spread, **about), norm
 
 
 @full_precision()
@@ -254,7 +282,8 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
 
     A third of the products finds the range U of the large eigenvalues, a third their images, a third probes the rest:
     ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly. `parts` are the norms of the rows of single
-    parameters, whose squares add up to the square of the whole.
+    parameters, whose squares add up to the square of the whole. Products that are far from those in float64 are told of
+    and widen intervals, as for `trace`.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -267,7 +296,7 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     meter = Metered(operator)
     third = num_probes // 3
     if operator.dim <= num_probes:
-        return _dense_norm(meter)
+        return _rounded(meter, *_dense_norm(meter))
     meter.expect(num_probes)
     basis = _range(meter, third, seed) if third else meter.probes([0], seed)[:0]
     image = meter.rows(basis) if len(basis) else basis
@@ -281,31 +310,18 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     shares = (meter.space.segment(full.square()) + meter.space.segment(image.square()).sum(0)).double().cpu()
     parts = _blocks(meter, shares, seed, "norm", power=0.5)
     about = _about(meter, "||A||_F, not squared", seed)
-    rule = _square_rule(tail, head)
-    return from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **about)
+    rule = square_rule(tail, head)
+    norm = math.sqrt(_squares(meter, basis, image) + _squares(meter, rows, full) / len(rows))
+    found = from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **about)
+    return _rounded(meter, found, norm)
 
 
-def _square_rule(tail: Tensor, head: float) -> IntervalRule:
-    """The interval of a mean of K forms v'B^2v: Student t, widened by a chi-square of matched degrees of freedom.
-
-    Tr B^4 is the mean of (v_i'B^2v_j)^2 over pairs, raised by (K + 1) / (K - 1) for being known from few of them. Both
-    rules together cover where t alone does not (tests/estimators/test_coverage.py).
-    """
-    num = len(tail)
-    if num < 2:
-        return StudentT(num - 1)
-    forms = (tail @ tail.T).double().cpu()
-    pairs = forms.square().sum() - forms.diagonal().square().sum()
-    square = float(pairs) / (num * (num - 1)) * (num + 1) / (num - 1)
-    dof = matched_dof(num, float(forms.diagonal().mean()), square, tail.shape[1])
-    return Hull((StudentT(num - 1), ChiSquare(dof, head)))
-
-
-def _dense_norm(meter: Metered) -> Estimate:
-    squares = meter.dense().double().square()
+def _dense_norm(meter: Metered) -> tuple[Estimate, float]:
+    dense = meter.dense()
+    norm, squares = math.sqrt(_squares(meter, torch.eye(meter.dim).to(dense), dense)), dense.double().square()
     about = _about(meter, "||A||_F, not squared", None)
     parts = _known(meter, "norm", meter.space.segment(squares.sum(0)[None])[0].sqrt(), about)
-    return Estimate(name="Frobenius norm", value=float(squares.sum().sqrt()), exact=True, parts=parts, **about)
+    return Estimate(name="Frobenius norm", value=float(squares.sum().sqrt()), exact=True, parts=parts, **about), norm
 
 
 @full_precision()
@@ -313,7 +329,8 @@ def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimat
     """The diagonal (dim,), by the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007).
 
     Each entry has its own standard error; `parts` are the sums over single parameters, with theirs. Exact, by dim
-    products, where the matrix is no larger than `num_probes`.
+    products, where the matrix is no larger than `num_probes`. Products that are far from those in float64 are told of
+    and widen intervals, as for `trace`; every entry's by as much, since of a single one the comparison says nothing.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -331,18 +348,24 @@ def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimat
         else meter.probes(range(num_probes), seed)
     )
     meter.expect(len(rows))
-    each = rows * meter.rows(rows)  # (K, dim)
+    image = meter.rows(rows)
+    norm = math.sqrt(_squares(meter, rows, image) / (1 if exact else num_probes))
+    each = rows * image  # (K, dim)
+    del image
     _require_finite(meter, each)
     about = _about(meter, "diagonal", None if exact else seed)
     if exact:
         value = each.sum(0).cpu()
         parts = _known(meter, "trace", meter.space.segment(value[None])[0], about)
-        return Estimate(name="diagonal", value=value, stderr=torch.zeros_like(value), exact=True, parts=parts, **about)
+        zero = torch.zeros_like(value)
+        found = Estimate(name="diagonal", value=value, stderr=zero, exact=True, parts=parts, **about)
+        return _rounded(meter, found, norm)
     stderr = each.std(0) / math.sqrt(num_probes) if num_probes > 1 else torch.full_like(each[0], math.nan)
-    return Estimate(
+    found = Estimate(
         name="diagonal", value=each.mean(0).cpu(), stderr=stderr.cpu(), rule=StudentT(num_probes - 1),
         parts=_blocks(meter, meter.space.segment(each).double().cpu(), seed), **about,
     )  # fmt: skip
+    return _rounded(meter, found, norm)
 
 
 def logdet(operator: Operator, shift: float, num_steps: int = 100, num_probes: int = 8, seed: int = 0) -> Estimate:

@@ -8,9 +8,9 @@ import torch
 
 from ..doctor import costs
 from ..measures.row import Measure
-from ..operators.base import RiskOperator
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
+from ..operators.risk_operator import RiskOperator
 from ..risk import Risk
 
 clock = time.perf_counter

@@ -270,7 +270,7 @@ def _has_classes(risk: Risk) -> bool:
     if risk.opaque:
         return False
     batch = next(iter(risk.batches))
-    batch = batch.pieces(1)[0] if risk.splittable else batch
+    batch = batch.head(1) if risk.splittable else batch
     with risk.session():
         items = risk.output_loss.items(risk.output(risk.params(), batch), batch.data)
     return items.margin is not None and items.probabilities is not None and items.probabilities.shape[-1] > 1

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,14 +14,14 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
-from ..operators.kronecker import Function
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
-from ..replay import Recordings, place_of, tensor_cores
+from ..replay import tensor_cores
 from ..sharded import is_sharded
 from ..space import select
 from .factors import Refresh, RunningBlock, Start
-from .groups import check_signs, damping_of, decayed, descend, grouped, rate_of, renamed
+from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher
+from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
 from .skipping import finite, tell_skipped
 
@@ -149,9 +149,7 @@ class KFAC(torch.optim.Optimizer):
         self.kl_clip, self.stagger, self.tf32 = kl_clip, stagger, tf32
         self.blocks = {name: RunningBlock(unit, stat_decay, start, ekfac, refresh) for name, unit in units.items()}
         self.steps, self.skipped = 0, 0
-        self._recordings = Recordings(most=1)
-        devices = {p.device for p in self._params.values()}
-        self._replays = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        self._preconditioner = Preconditioner(self.blocks, self._params)
         collector = Collector(units, sharing, max_factor)
         self._watcher = Watcher(
             model, collector, _as_loss(loss), fisher, num_samples, loss_scale, tf32, seed, self.world
@@ -280,7 +278,7 @@ class KFAC(torch.optim.Optimizer):
             )
         own = self._settings()
         grads = {name: decayed(p, own[name]) for name, p in self._params.items() if p.grad is not None}
-        moves = self._preconditioned(grads)
+        moves = self._preconditioner.inverse(grads, self._preconditioner.dampings(grads, own))
         shrink = self._clip(grads, moves, {name: rate_of(own[name]) for name in moves})
         if shrink != 1:
             torch._foreach_mul_(list(moves.values()), shrink)
@@ -313,52 +311,8 @@ class KFAC(torch.optim.Optimizer):
             if tensor.shape != self._params[name].shape:
                 raise ValueError(f"{name} has shape {tuple(self._params[name].shape)}, got {tuple(tensor.shape)}")
         with torch.no_grad(), full_precision(), tensor_cores(self.tf32):
-            return self._filtered(tensors, self._dampings(tensors), lambda values: values**power)
-
-    def _dampings(self, tensors: Collection[str]) -> dict[str, float]:
-        """The damping of every block that has statistics and a part in these tensors, by its name."""
-        settings, found = self._settings(), {}
-        for name, block in self.blocks.items():
-            params = block.unit.params.values()
-            if any(own in tensors for own in params) and block.wide is not None:
-                found[name] = damping_of(name, settings[next(iter(params))])
-        return found
-
-    def _filtered(
-        self, tensors: Mapping[str, Tensor], dampings: Mapping[str, float | Tensor], function: Function
-    ) -> dict[str, Tensor]:
-        """A function of the damped matrix, block by block; what is not given of a block counts as zero."""
-        found: dict[str, Tensor] = {}
-        for name, damping in dampings.items():
-            block = self.blocks[name]
-            given = {
-                own: tensors[own] if own in tensors else torch.zeros_like(self._params[own])
-                for own in block.unit.params.values()
-            }
-            assert block.wide is not None
-            image = block.apply(given, function(block.wide.values + damping))
-            found.update({own: x.to(tensors[own].dtype) for own, x in image.items() if own in tensors})
-        return found
-
-    def _preconditioned(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(C + damping)^-1 of gradients; on a GPU recorded and replayed, since it is many small products."""
-        dampings = self._dampings(grads)
-        if not self._replays or not dampings:
-            return self._filtered(grads, dampings, Tensor.reciprocal_)
-        spaces = [space for name in dampings if (space := self.blocks[name].wide) is not None]
-        blocks = [self.blocks[name].unit.params.values() for name in dampings]
-        names = [own for params in blocks for own in params if own in grads]
-
-        def recorded(deltas: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            each = dict(zip(dampings, deltas.unbind(), strict=True))
-            moves = self._filtered(dict(zip(names, tensors, strict=True)), each, Tensor.reciprocal_)
-            return tuple(moves[name].contiguous() for name in names)
-
-        place = place_of(x for space in spaces for x in (space.values, space.left, space.right) if x is not None)
-        deltas = torch.tensor(list(dampings.values()), dtype=torch.float64, device=spaces[0].values.device)
-        inputs = [deltas, *(grads[name] for name in names)]
-        moves = self._recordings.run((tuple(names), place), recorded, inputs, lend=True)
-        return dict(zip(names, moves, strict=True))
+            dampings = self._preconditioner.dampings(tensors, self._settings())
+            return self._preconditioner.apply(tensors, dampings, lambda values: values**power)
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         """The group of every parameter, by name."""

@@ -25,9 +25,10 @@ from ..batches import Batch
 from ..errors import UnsupportedError
 from ..estimators.noise import Curvature
 from ..intervals import ChiSquare
-from ..operators.base import RiskOperator, full_precision
+from ..operators.base import full_precision
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
+from ..operators.risk_operator import RiskOperator
 from ..reducers import Mean
 from ..results import Estimate, from_samples
 from ..risk import Params, Risk

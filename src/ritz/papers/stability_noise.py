@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..batches import Batch, map_tensors
 from ..krylov.lanczos import lanczos
-from ..operators.base import Operator, RiskOperator
+from ..operators.base import Operator
 from ..operators.hessian import Hessian
+from ..operators.risk_operator import RiskOperator
 from ..risk import Params, Risk
 
 

@@ -119,7 +119,7 @@ def _refuse_reweighted(loss: Loss) -> None:
 def _last_layer(risk: Risk) -> tuple[str, tuple[str, ...]]:
     """The linear layer that is called last before the outputs, and its chosen parameters."""
     batch = next(iter(risk.batches))
-    batch = batch.pieces(2)[0] if risk.splittable else batch
+    batch = batch.head(2) if risk.splittable else batch
     leaves = {name: p.detach().requires_grad_() for name, p in risk.params().items()}
     with risk.session(), torch.enable_grad(), Recorder(risk.model, risk.names) as recorder:
         reached = reachable(risk.output(leaves, batch))

@@ -163,6 +163,7 @@ def layer_margins(
         return torch.cat([weight[:, None], margin[:, None], slopes, apart], dim=1), weight.sum()
 
     table: Tensor = risk.fold(rows, Concat(), progress=progress).cpu()
+    points.share()
     weight, margin, *columns = table[table[:, 0] != 0].T.contiguous()
     if not bool(margin.isfinite().all()):
         raise NonFiniteError(
@@ -235,8 +236,13 @@ class _Points:
             return torch.cat([weight @ _rows(h) for h in watch.seen.values()]), weight.sum()
 
         mean: Tensor = self.risk.fold(sums, Mean(), progress=progress)
+        self.share()
         sizes = [shape.numel() for shape in self.shapes.values()]
         return dict(zip(self.shapes, mean.split(sizes), strict=True))
+
+    def share(self) -> None:
+        """After a walk: a rank whose share has no sample is told of the layers by another."""
+        self.shapes = next(filter(None, self.risk.world.gather(self.shapes)), {})
 
     def margins(
         self, params: Params, batch: Batch, means: Mapping[str, Tensor], order: float

@@ -200,7 +200,7 @@ def _input_shapes(risk: Risk, modules: Mapping[str, nn.Module]) -> dict[str, tup
         return hook
 
     batch = next(iter(risk.batches))
-    batch = batch.pieces(1)[0] if risk.splittable else batch
+    batch = batch.head(1) if risk.splittable else batch
     handles: list[RemovableHandle] = []
     try:
         for place, module in modules.items():

@@ -59,7 +59,7 @@ def path_norm(risk: Risk) -> Estimate:
     _refuse_other_layers(risk.model)
     refuse_computed_weights(dict(risk.model.named_modules()))
     risk.check()
-    batch = next(iter(risk.batches)).pieces(1)[0]
+    batch = next(iter(risk.batches)).head(1)
     network = _Network(risk, _feeds(risk, batch))
     truth = _output(risk, batch)
     if network.feeds and not _close(network.scaled(batch, 1.0), truth):  # what feeds a BatchNorm is used elsewhere too

@@ -368,7 +368,7 @@ def num_classes(risk: Risk, *, one_item: bool = False) -> int:
     """
     loss = risk.output_loss
     batch = next(iter(risk.batches))
-    batch = batch.pieces(2)[0] if risk.splittable else batch
+    batch = batch.head(2) if risk.splittable else batch
     with risk.session():
         items = loss.items(risk.output(risk.params(), batch), batch.data)
     if items.margin is None or items.logits is None:

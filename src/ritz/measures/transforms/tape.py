@@ -35,7 +35,7 @@ def trace(risk: Risk) -> Tape:
     """
     batch = next(iter(risk.batches))
     if risk.splittable:
-        batch = batch.pieces(2)[0]
+        batch = batch.head(2)
     # copies: two parameters that are views of one buffer are still two parameters
     state = {name: tensor.clone() for name, tensor in risk.state().items()}
     own = [name for name, _ in risk.model.named_parameters()]

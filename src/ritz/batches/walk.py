@@ -1,64 +1,24 @@
-"""Data -> batches: tensors, loaders and re-iterables as one sequence of numbered batches on the device.
+"""Data as a sequence of numbered batches on the device, the same on every walk, kept there when it fits."""
 
-A data set must be the same every time it is walked, or the matrix would change between two products. Tensors and lists
-are; a loader is walked twice on first use and compared: one that augments is refused, one that only shuffles is
-accepted and remembered as having no fixed order.
-
-Where several ranks work together, the data is one sequence of batches that all of them see, whoever holds them.
-"""
-
-import contextlib
-import copy
 import dataclasses
-import itertools
-import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .comm import SELF, World
-from .loaders import whole_of
-from .memory import free_memory
-from .space import random_permutation, random_uniform
+from ..comm import SELF, World
+from ..loaders import whole_of
+from ..memory import free_memory
+from ..space import random_permutation
+from .batch import Batch, checksums, is_batched, same_sums
+from .generators import isolated_rng, own_generator
+from .sources import TensorBatches, as_iterable
+from .trees import map_tensors, num_samples, on_host, stack_batches, tensors_of
 
-DEFAULT_BATCH_SIZE = 256
 COMPARED = 512  # samples of a loader that are looked at twice
 
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch: the user's object with its tensors on the device, and its place in the data."""
-
-    data: Any
-    index: int  # number of the batch
-    start: int  # number of its first sample in the data
-    size: int  # samples
-    idle: bool = False  # walked to keep step with other ranks, and not counted
-
-    def pieces(self, most: int) -> "list[Batch]":
-        """This batch in pieces of at most `most` samples."""
-        if most >= self.size:
-            return [self]
-        return [self._piece(a, min(most, self.size - a)) for a in range(0, self.size, most)]
-
-    def parts(self, number: int) -> "list[Batch]":
-        """This batch in `number` pieces as equal as can be, of at least one sample each."""
-        ends = [self.size * i // number for i in range(number + 1)]
-        return [self] if number == 1 else [self._piece(a, b - a) for a, b in itertools.pairwise(ends)]
-
-    def _piece(self, first: int, size: int) -> "Batch":
-        data = map_tensors(self.data, lambda x: x[first : first + size] if _batched(x, self.size) else x)
-        return Batch(data, self.index, self.start + first, size, self.idle)
-
-    def take(self, rows: Tensor, index: int) -> "Batch":
-        """A batch of some of the samples, in any order and with repeats."""
-        return Batch(map_tensors(self.data, lambda x: x[rows]), index, index * len(rows), len(rows))
+_END = object()
 
 
 class Batches:
@@ -71,6 +31,12 @@ class Batches:
         world: The ranks that work together.
         share: The data is this rank's share of the whole, and not the same on every rank. The whole is then the shares
             in the order of ranks; any of them may be empty.
+
+    Example:
+        >>> data = torch.arange(5.0)[:, None], torch.arange(5)
+        >>> batches = Batches(data, batch_size=2, device=torch.device("cpu"), dtype=None)
+        >>> [(batch.index, batch.start, batch.size) for batch in batches], batches.num_samples, batches.cached
+        ([(0, 0, 2), (1, 2, 2), (2, 4, 1)], 5, True)
     """
 
     def __init__(
@@ -87,8 +53,8 @@ class Batches:
         self.device, self.dtype, self.cache = device, dtype, cache
         self.world, self.share = world, share and world.size > 1
         data = data if self.share else whole_of(data, world.size)
-        self.source = _as_iterable(data, batch_size, may_be_empty=self.share)
-        self.trusted = isinstance(self.source, _TensorBatches | list | tuple)  # the same on every walk by construction
+        self.source = as_iterable(data, batch_size, may_be_empty=self.share)
+        self.trusted = isinstance(self.source, TensorBatches | list | tuple)  # the same on every walk by construction
         self.ordered: bool | None = True if self.trusted else None  # None: not known before the first walk
         self.copies = not self._is_in_place()  # else a kept batch is a view of the user's tensors
         self._kept: list[Batch] | None = None
@@ -97,7 +63,7 @@ class Batches:
 
     def _is_in_place(self) -> bool:
         """Whether the data lies on the device already, as the run wants it."""
-        if isinstance(self.source, _TensorBatches):
+        if isinstance(self.source, TensorBatches):
             return all(
                 x.device == self.device and (self.dtype in (None, x.dtype) or not x.is_floating_point())
                 for x in self.source.tensors
@@ -193,7 +159,7 @@ class Batches:
         whole = sum(counts) if self.share else counts[0]
         if not whole:
             raise ValueError("the data is empty: there is no batch with a sample in it")
-        same = len({*counts}) == 1 and _close(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
+        same = len({*counts}) == 1 and same_sums(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
         if not self.share and not same:
             raise ValueError(
                 f"the data is not the same on every rank: they have {', '.join(map(str, counts))} samples, or others; "
@@ -222,10 +188,10 @@ class Batches:
             other = torch.cat([other, part])
             if len(other) >= COMPARED:
                 break
-        if _close(other, sums[: len(other)] if len(other) >= COMPARED else sums):
+        if same_sums(other, sums[: len(other)] if len(other) >= COMPARED else sums):
             return True
         other = torch.cat([other, *again])
-        if _close(other.sort().values, sums.sort().values):
+        if same_sums(other.sort().values, sums.sort().values):
             return False
         raise ValueError(
             "two walks over the data gave different samples (augmentation, random padding, drop_last with shuffling): "
@@ -236,7 +202,7 @@ class Batches:
     def _walk(self, seed: int | None = None) -> Iterator[Batch]:
         """Numbered batches on the device; the global generators are as before at every step of the walk."""
         iterator, (index, start) = None, self._offset()
-        with _own_generator(self.source, seed):
+        with own_generator(self.source, seed):
             while True:
                 with isolated_rng(None if seed is None else 1_000_003 * seed + index):
                     iterator = iter(self.source) if iterator is None else iterator
@@ -316,143 +282,8 @@ class Batches:
         return Batch(data, 0, start, self._kept[-1].start + self._kept[-1].size - start)
 
 
-_END = object()
-
-
-class _TensorBatches:
-    """Tensors of one length, cut into batches; views, no copy."""
-
-    def __init__(self, tensors: tuple[Tensor, ...], size: int, may_be_empty: bool = False) -> None:
-        lengths = {len(x) if x.ndim else 0 for x in tensors}
-        if len(lengths) > 1:
-            raise ValueError(f"data tensors differ in length: {', '.join(str(tuple(x.shape)) for x in tensors)}")
-        if lengths == {0} and not may_be_empty:
-            raise ValueError("the data is empty: tensors of length 0")
-        if size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {size}")
-        self.tensors, self.size = tensors, size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(x.split(self.size) for x in self.tensors), strict=True)
-
-
-def _as_iterable(data: Any, batch_size: int | None, may_be_empty: bool = False) -> Iterable[Any]:
-    """What the user gave as something that can be walked again and again."""
-    if data is None:
-        raise ValueError("data is missing: give (X, y) tensors, a DataLoader or a list of batches")
-    if isinstance(data, Tensor):
-        raise ValueError("data is a single tensor; give a tuple (X, y), or a list of batches")
-    if isinstance(data, tuple) and any(isinstance(x, np.ndarray) for x in data):
-        raise TypeError("data holds NumPy arrays; give tensors: (torch.as_tensor(X), torch.as_tensor(y))")
-    if isinstance(data, Mapping):
-        raise TypeError(f"data is one {type(data).__name__}; give a list of batches: [data]")
-    if is_tensors(data):
-        return _TensorBatches(data, DEFAULT_BATCH_SIZE if batch_size is None else batch_size, may_be_empty)
-    if batch_size is not None:
-        raise ValueError("batch_size is for data given as tensors; a loader or list has its own batches")
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        raise ValueError("data is a Dataset, which gives samples, not batches; wrap it in a DataLoader")
-    if not hasattr(data, "__iter__"):
-        raise TypeError(
-            f"data must be (X, y) tensors, a DataLoader or a re-iterable of batches, got {type(data).__name__}"
-        )
-    if isinstance(data, Iterator):
-        raise ValueError("data can be walked only once (a generator or iterator); pass list(data)")
-    return list(data) if isinstance(data, Sequence) and not isinstance(data, DataLoader) else data
-
-
-def is_tensors(data: Any) -> bool:
-    """Whether the data is a tuple of tensors, all samples in one."""
-    return isinstance(data, tuple) and bool(data) and all(isinstance(x, Tensor) for x in data)
-
-
-# ------------------------------------------------------------------------------------- trees of tensors
-
-
-def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """A nested batch with `fn` applied to each tensor; anything else is passed through."""
-    if isinstance(tree, Tensor):
-        return fn(tree)
-    if isinstance(tree, Mapping):
-        mapped = {key: map_tensors(value, fn) for key, value in tree.items()}
-        if not isinstance(tree, dict):
-            return type(tree)(mapped)  # type: ignore[call-arg]
-        same = copy.copy(tree)  # a subclass may not be made from a dict, as defaultdict
-        same.update(mapped)
-        return same
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(value, fn) for value in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(map_tensors(value, fn) for value in tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn) for name in fields})
-    return tree
-
-
-def on_host(tree: Any) -> Any:
-    """A nested batch with its tensors on the host, to be sent."""
-    return map_tensors(tree, lambda x: x.detach().cpu())
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors of a nested batch, in order."""
-    found: list[Tensor] = []
-    map_tensors(tree, lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
-    return found
-
-
-def only_tensors(tree: Any) -> bool:
-    """Whether a nested batch holds nothing but tensors, in tuples, lists and dictionaries."""
-    if isinstance(tree, Mapping):
-        return all(map(only_tensors, tree.values()))
-    if isinstance(tree, tuple | list):
-        return all(map(only_tensors, tree))
-    return tree is None or isinstance(tree, Tensor)
-
-
-def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
-    """A nested batch with other tensors in the places of its own.
-
-    Example:
-        >>> with_tensors({"x": torch.zeros(1), "n": 3}, [torch.ones(1)])
-        {'x': tensor([1.]), 'n': 3}
-    """
-    given = iter(tensors)
-    return map_tensors(tree, lambda _: next(given))
-
-
-def skeleton(tree: Any) -> str:
-    """How a nested batch is put together, without its tensors: their order alone does not tell which is which.
-
-    Example:
-        >>> skeleton({"x": torch.zeros(1), "y": None})
-        "{'x': '*', 'y': None}"
-    """
-    stars: Iterable[Any] = itertools.repeat("*")
-    return repr(with_tensors(tree, stars))
-
-
-def stack_batches(batches: Sequence[Any]) -> Any:
-    """Several batches as one, tensors joined along their first dimension."""
-    columns = [iter(column) for column in zip(*(tensors_of(batch) for batch in batches), strict=True)]
-    return with_tensors(batches[0], [torch.cat(list(column)) for column in columns])
-
-
-def num_samples(batch: Any) -> int:
-    """The length of the first tensor that has one."""
-    for x in tensors_of(batch):
-        if x.ndim:
-            return len(x)
-    raise ValueError(f"cannot tell how many samples are in a batch without tensors: {type(batch).__name__}")
-
-
-def _batched(x: Tensor, size: int) -> bool:
-    return x.ndim > 0 and len(x) == size
-
-
 def _all_batched(batch: Batch) -> bool:
-    return all(_batched(x, batch.size) for x in tensors_of(batch.data))
+    return all(is_batched(x, batch.size) for x in tensors_of(batch.data))
 
 
 def _bytes(data: Any) -> int:
@@ -465,70 +296,6 @@ def _room(device: torch.device) -> float:
     return 2.0**31 if free is None else free / 3
 
 
-# ------------------------------------------------------------------------------------------- randomness
-
-
 def _shuffled(size: int, seed: int) -> Tensor:
     """A keyed permutation of 0 ... size - 1."""
     return random_permutation(size, ("permutation", seed))
-
-
-def checksums(batch: Batch) -> Tensor:
-    """One number per sample that changes when the sample does: a fixed random weighting of its entries."""
-    total = torch.zeros(batch.size, dtype=torch.float64)
-    for x in tensors_of(batch.data):
-        if _batched(x, batch.size):
-            flat = x.reshape(batch.size, math.prod(x.shape[1:])).double().cpu()
-            total += flat @ random_uniform(flat.shape[1], ("checksum",))
-    return total
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for the order in which a checksum was added up."""
-    finite = b[b.isfinite()].abs()
-    scale = float(finite.max()) if len(finite) else 0.0
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12 * scale, equal_nan=True)
-
-
-@contextlib.contextmanager
-def _own_generator(source: Any, seed: int | None) -> Iterator[None]:
-    """Put back a loader's own generator after a walk; seed it inside if asked to."""
-    own = getattr(source, "generator", None)
-    if not isinstance(own, torch.Generator):
-        yield
-        return
-    state = own.get_state()
-    try:
-        if seed is not None:
-            own.manual_seed(seed)
-        yield
-    finally:
-        own.set_state(state)
-
-
-@contextlib.contextmanager
-def isolated_rng(seed: int | None = None, device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python on the way out; seed them inside if asked to."""
-    python, array, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpu = device if device is not None and device.type == "cuda" else None
-    cuda = None if gpu is None else torch.cuda.get_rng_state(gpu)
-    try:
-        if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            seed_torch(seed, device)
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(cpu)
-        if gpu is not None and cuda is not None:
-            torch.cuda.set_rng_state(cuda, gpu)
-
-
-def seed_torch(seed: int, device: torch.device | None = None) -> None:
-    """Seed the generator of the CPU and of one device; `torch.manual_seed` would reach every other one as well."""
-    torch.default_generator.manual_seed(seed)
-    if device is not None and device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)

@@ -1,0 +1,32 @@
+"""Data -> batches: tensors, loaders and re-iterables as one sequence of numbered batches on the device.
+
+A data set must be the same every time it is walked, or the matrix would change between two products. Tensors and lists
+are; a loader is walked twice on first use and compared: one that augments is refused, one that only shuffles is
+accepted and remembered as having no fixed order.
+
+Where several ranks work together, the data is one sequence of batches that all of them see, whoever holds them.
+"""
+
+from .batch import Batch, checksums
+from .generators import isolated_rng, seed_torch
+from .sources import DEFAULT_BATCH_SIZE, is_tensors
+from .trees import map_tensors, num_samples, on_host, only_tensors, skeleton, stack_batches, tensors_of, with_tensors
+from .walk import Batches
+
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "Batch",
+    "Batches",
+    "checksums",
+    "is_tensors",
+    "isolated_rng",
+    "map_tensors",
+    "num_samples",
+    "on_host",
+    "only_tensors",
+    "seed_torch",
+    "skeleton",
+    "stack_batches",
+    "tensors_of",
+    "with_tensors",
+]

@@ -1,0 +1,82 @@
+"""One batch, with its place in the data: in pieces, of some of its samples, and marks by which it is known again."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..space import random_uniform
+from .trees import map_tensors, tensors_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch: the user's object with its tensors on the device, and its place in the data.
+
+    Example:
+        >>> batch = Batch((torch.arange(3), torch.tensor(0.5)), index=1, start=4, size=3)
+        >>> [(piece.data[0].tolist(), piece.start) for piece in batch.pieces(2)]
+        [([0, 1], 4), ([2], 6)]
+        >>> batch.head(2).data[0].tolist()
+        [0, 1]
+    """
+
+    data: Any
+    index: int  # number of the batch
+    start: int  # number of its first sample in the data
+    size: int  # samples
+    idle: bool = False  # walked to keep step with other ranks, and not counted
+
+    def pieces(self, most: int) -> "list[Batch]":
+        """This batch in pieces of at most `most` samples."""
+        if most >= self.size:
+            return [self]
+        return [self._piece(a, min(most, self.size - a)) for a in range(0, self.size, most)]
+
+    def head(self, most: int) -> "Batch":
+        """The first samples, at most so many; to cut all of a large batch for them would take the host long."""
+        return self if most >= self.size else self._piece(0, most)
+
+    def parts(self, number: int) -> "list[Batch]":
+        """This batch in `number` pieces as equal as can be, of at least one sample each."""
+        ends = [self.size * i // number for i in range(number + 1)]
+        return [self] if number == 1 else [self._piece(a, b - a) for a, b in itertools.pairwise(ends)]
+
+    def _piece(self, first: int, size: int) -> "Batch":
+        data = map_tensors(self.data, lambda x: x[first : first + size] if is_batched(x, self.size) else x)
+        return Batch(data, self.index, self.start + first, size, self.idle)
+
+    def take(self, rows: Tensor, index: int) -> "Batch":
+        """A batch of some of the samples, in any order and with repeats."""
+        return Batch(map_tensors(self.data, lambda x: x[rows]), index, index * len(rows), len(rows))
+
+
+def is_batched(x: Tensor, size: int) -> bool:
+    """Whether a tensor has an entry for each of `size` samples."""
+    return x.ndim > 0 and len(x) == size
+
+
+def checksums(batch: Batch) -> Tensor:
+    """One number per sample that changes when the sample does: a fixed random weighting of its entries.
+
+    Example:
+        >>> one, same, other = checksums(Batch(torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]), 0, 0, 3)).tolist()
+        >>> one == same, one == other
+        (True, False)
+    """
+    total = torch.zeros(batch.size, dtype=torch.float64)
+    for x in tensors_of(batch.data):
+        if is_batched(x, batch.size):
+            flat = x.reshape(batch.size, math.prod(x.shape[1:])).double().cpu()
+            total += flat @ random_uniform(flat.shape[1], ("checksum",))
+    return total
+
+
+def same_sums(a: Tensor, b: Tensor) -> bool:
+    """Equal but for the order in which a checksum was added up."""
+    finite = b[b.isfinite()].abs()
+    scale = float(finite.max()) if len(finite) else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12 * scale, equal_nan=True)
