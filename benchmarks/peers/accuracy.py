@@ -34,6 +34,7 @@ from .problems import Problem
 
 TRAINING_STEPS = 300
 OUTLIERS = 24  # of the largest eigenvalues that are looked at for the gap
+MOST = {"cpu": None, "cuda": 480}  # products to converge them; residuals count squared where there are gaps
 PROBES = {"cpu": 2, "cuda": 1}  # of each peer
 GIVEN = (0.1, 0.05, 0.02, 0.01)  # relative errors, of the trace and of the number of outliers alike
 
@@ -83,15 +84,16 @@ class Truth:
     count: int  # outliers
     level: float  # they lie above it
     largest: float
+    stop: str  # of the search for eigenvalues
 
     @classmethod
     def of(cls, problem: Problem) -> "Truth":
         H = ritz.Hessian(problem.risk(compile=False))
-        values = ritz.top_eigenpairs(H, min(OUTLIERS, H.dim // 8), tol=1e-4).values.tolist()
-        values = [value for value in values if value > 0]
+        pairs = ritz.top_eigenpairs(H, min(OUTLIERS, H.dim // 8), tol=1e-4, max_products=MOST[H.device.type])
+        values = [value for value in pairs.values.tolist() if value > 0]
         count = max(range(3, len(values)), key=lambda n: values[n - 1] / values[n])
         trace = float(ritz.trace(H, "exact").value)
-        return cls(H.dim, trace, count, math.sqrt(values[count - 1] * values[count]), values[0])
+        return cls(H.dim, trace, count, math.sqrt(values[count - 1] * values[count]), values[0], pairs.stop)
 
     def read(self, density: Density) -> dict[str, float]:
         """The three numbers of one probe, relative to the truth."""
@@ -193,11 +195,9 @@ def run_probes(problem: Problem, truth: Truth, num_steps: int, device: str, limi
     return found
 
 
-def plain_probes(problem: Problem, truth: Truth, num_steps: int) -> list[dict[str, float]]:
+def plain_probes(H: ritz.Hessian, truth: Truth, num_steps: int) -> list[dict[str, float]]:
     """Eight probes by ritz as peers take theirs, without a head."""
-    found = ritz.spectrum(
-        ritz.Hessian(problem.risk(compile=False)), num_steps, 8, seed=5, reorthogonalize="none"
-    ).tail.gauss()
+    found = ritz.spectrum(H, num_steps, 8, seed=5, reorthogonalize="none").tail.gauss()
     return [truth.read(density) for density in zip(found.nodes, found.weights, strict=True)]
 
 

@@ -1,6 +1,7 @@
 """Tables, and the page that is written from the files."""
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,21 +12,25 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 COLUMNS = {
     "products": ("case", "precision", "matrix", "k", "tool", "ms", "per gradient", "per gradient, compiled", "error",
-                 "GiB", "note"),
+                 "GiB", "to compile", "note"),
     "spectrum": ("case", "tool", "given error", "probes", "products", "seconds", "each", "job", "trace, error",
-                 "outliers, error", "largest, error", "share of the rest", "GiB", "note"),
+                 "outliers, error", "largest, error", "share of the rest", "GiB", "GiB held", "note"),
     "traces": ("case", "tool", "products", "seconds", "error", "note"),
     "sample_traces": ("case", "tool", "samples", "seconds", "busy", "each", "job", "exact", "error", "note"),
     "steps": ("case", "tool", "mean", "per SGD", "note"),
-    "measure": ("case", "tool", "seconds", "note"),
+    "measure": ("case", "tool", "seconds", "GiB", "note"),
+    "first": ("case", "products", "tool", "seconds", "per job as it is", "start", "each", "compiled", "note"),
     "scaling": ("case", "size", "seconds", "note"),
 }  # fmt: skip
 TITLES = {
     "products": "Products of one batch", "spectrum": "The spectrum of a data set", "traces": "Traces",
     "sample_traces": "The trace of every sample", "steps": "Steps of training", "measure": "The standard measures",
-    "scaling": "Growth",
+    "first": "First results", "scaling": "Growth",
 }  # fmt: skip
-HEADS = {"busy": "s of all threads", "job": "whole job, s", "each": "each, s", "seconds": "s", "mean": "s"}
+HEADS = {
+    "busy": "s of all threads", "job": "whole job, s", "each": "each, s", "seconds": "s", "mean": "s",
+    "start": "start, s", "to compile": "first calls, s",
+}  # fmt: skip
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
@@ -36,12 +41,23 @@ def _cell(row: dict[str, Any], column: str) -> str:
         return ", ".join(words)
     if column == "ms":
         return "" if row.get("seconds") is None else f"{1e3 * row['seconds']:.3g}"
-    if column == "GiB":
-        return "" if not row.get("peak") else f"{row['peak'] / 2**30:.2f}"
+    if column in ("GiB", "GiB held"):
+        found = row.get("peak" if column == "GiB" else "reserved")
+        return f"{found / 2**30:.2f}" if found else ""
+    if column == "to compile":
+        return _to_compile(row)
     value = row.get(column)
     if isinstance(value, float):
         return f"{value:.1e}" if column == "error" else f"{value:.3g}"
     return "" if value is None else str(value)
+
+
+def _to_compile(row: dict[str, Any]) -> str:
+    """The first calls of what is compiled: with the compiler's cache empty, and with it full."""
+    warm, cold = row.get("begun", row.get("first")), row.get("cold")
+    if not str(row["tool"]).endswith("compiled") or warm is None or warm < 1:  # or compiled in an earlier case
+        return ""
+    return f"{warm:.3g}" if cold is None else f"{cold:.3g}, again {warm:.3g}"
 
 
 def _markdown(heads: list[str], cells: list[list[str]]) -> str:
@@ -81,38 +97,45 @@ that is too long is measured in part and marked as extrapolated. "matrix product
 that there is no way around (`benchmarks/peers/floor.py`), into memory that is there already: a bound from below, and
 from above for how many times faster than a peer ritz can be. On a CPU ritz keeps the forward pass of a batch and the
 gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept" does not.
+On a GPU "ritz" is what a short run gets, a recorded graph where the network allows it, "ritz, compiled" what a long one
+gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were compiled ahead by several processes, the
+first calls are told with the compiler's cache empty, and again in the process that was timed, which found it full.
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).
 """
 
-TRIED = """## What was tried and did not pay
+TRIED = Path(__file__).parent.parent / "pages" / "speed_tried.md"
+_FIGURE = re.compile(r"\{([^|{}]+)\|([^|{}]+)\|([^|{}]+)\}")
 
-Said without figures: these were single trials on a shared CPU, one thread, 8 Hessian products at a time, and no script
-for them is kept.
 
-- **Executing the graph of torch.func without a compiler.** The product traced to one flat graph of operations, dead and
-  double ones taken out, run as it is: a little faster than torch.func on the dense network, after seconds of tracing.
-- **Smaller pieces where nothing is large.** Pieces of a batch pay on a CPU where one intermediate result would be over
-  16 MiB. Where it is not, each piece reads all vectors again, and the dense network was slower. What pieces avoid is
-  memory that the C library asks of the system anew: told to keep it (`MALLOC_MMAP_THRESHOLD_=1000000000
-  MALLOC_TRIM_THRESHOLD_=4000000000`), ritz and curvlinops took the same time for 8 Hessian products of the
-  convolutional network.
-- **Fewer vectors at a time.** Chunks of 4 and 2 in the place of 8 were slower on the dense network and the transformer.
-- **Two passes for a Gauss-Newton product.** Tangents and cotangents each with a forward pass of its own, so that
-  nothing is kept for a derivative that is not asked for: hardly faster, and slower on the convolutional network.
-- **Compiling on a CPU.** Most of the time of the dense network are matrix products, which a compiler leaves as they
-  are. On the transformer, where it did gain against torch.func, 8 products along a tape (`ritz.operators.tape`) are
-  faster than the compiled ones, by torch.func or by the tape itself, which took minutes to compile.
-- **Copies of what vectors share, so that small matrices are one stack.** Attention's products of the K tangents with
-  what is common to them are a loop over the vectors: to make one stack of all, each is copied K times, and that took
-  longer than the calls that it spared.
-- **Sample traces: the cotangents of all classes as one larger batch.** Pulled back through torch's own graph by rules
-  for single operations, activation and pooling in one: a little faster on LeNet-5 than pass after pass, for a second
-  set of derivatives.
-- **Sample traces: convolutions before a pooling layer at the places of the maxima alone.** Three quarters of the
-  gradients are zero there, but to gather the patches at the others took longer than to multiply with the zeros.
-"""
+def tried(text: str, folder: Path) -> str:
+    """The section with its figures from the files; entries that have none there are left out, and named."""
+    text = re.sub(r"<!--.*?-->\n*", "", text, flags=re.DOTALL)
+    parts = []
+    for entry in re.split(r"\n(?=- |\n)", text.strip()):
+        try:
+            found = _FIGURE.sub(lambda match: _figure_of(folder, *match.groups()), " ".join(entry.split()))
+        except LookupError as error:
+            print(f"left out of the page, {error}: {entry.strip().splitlines()[0]}")
+            continue
+        hang = "  " if found.startswith("- ") else ""
+        parts.append(textwrap.fill(found, 120, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(part if part.startswith("- ") else f"{part}\n" for part in parts if part) + "\n"
+
+
+def _figure_of(folder: Path, file: str, wanted: str, column: str) -> str:
+    """One cell of one row of one file."""
+    path = folder / f"{file.strip()}.json"
+    if not path.exists():
+        raise LookupError(f"there is no {path.name}")
+    keys = dict(part.strip().split("=", 1) for part in wanted.split(";"))
+    rows = json.loads(path.read_text(encoding="utf8"))["rows"]
+    own = [row for row in rows if all(str(row.get(key)) == value for key, value in keys.items())]
+    cell = _cell(own[0], column.strip()) if len(own) == 1 else ""
+    if not cell:
+        raise LookupError(f"{path.name} has {len(own)} rows with{wanted.rstrip()} and no one {column.strip()}")
+    return cell
 
 
 def page(folder: Path, target: Path) -> None:
@@ -132,7 +155,7 @@ def page(folder: Path, target: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
             _figure([report for _, report in own]).savefig(target / "speed.png", dpi=100)
             parts.append("![Seconds against samples, parameters, vectors and steps](speed.png)\n")
-    parts.append(TRIED)
+    parts.append(f"## What was tried and did not pay\n\n{tried(TRIED.read_text(encoding='utf8'), folder)}")
     target.mkdir(parents=True, exist_ok=True)
     (target / "speed.md").write_text("\n".join(parts), encoding="utf8")
 
@@ -147,6 +170,8 @@ def _section(path: Path, report: Report) -> str:
     others = ", ".join(f"{name} {number}" for name, number in found.items() if name not in plain)
     absent = "".join(f" {name} was absent." for name in report["missing"])
     about = f"`{path.name}`: {where}; {others}; commit {report['commit'] or 'none: work not committed'}.{absent}"
+    if ahead := report.get("prepared"):
+        about += f" Compiled ahead by {ahead['workers']} processes at once, {ahead['seconds']:.0f} s in all."
     text = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
     if report["verdicts"]:
         text += target_table(report) + "\n\n"

@@ -43,56 +43,89 @@ class Problem:
         return Problem(self.name, copy.deepcopy(self.model).to(dtype), batches)
 
 
-Maker = Callable[[], tuple[nn.Module, tuple[int, ...], int, int]]  # model, shape of an input, classes, batch size
+@dataclass(frozen=True)
+class Kind:
+    """A network, and the shape of what it reads."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of one sample
+    classes: int
+    batch: int  # samples
+    tokens: bool = False  # whole numbers are read, and each has a label
 
 
-def _dense() -> tuple[nn.Module, tuple[int, ...], int, int]:
-    """The dense network of curvlinops' own benchmark: 784-1024-512-256-128-64-32-10, batch 512."""
-    return ritz.models.mlp(hidden=(1024, 512, 256, 128, 64, 32), seed=0), (784,), 10, 512
-
-
-def _conv() -> tuple[nn.Module, tuple[int, ...], int, int]:
+def _conv() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
     head = [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2048, 64), nn.ReLU(), nn.Linear(64, 10)]
-    return nn.Sequential(*layers, *head), (3, 32, 32), 10, 128
+    return nn.Sequential(*layers, *head)
 
 
-def _gpt(width: int, num_layers: int, num_heads: int, tokens: int, kinds: int, batch: int) -> Maker:
-    def make() -> tuple[nn.Module, tuple[int, ...], int, int]:
-        model = ritz.models.gpt(kinds, context=tokens, width=width, num_layers=num_layers, num_heads=num_heads, seed=0)
-        return model, (tokens,), kinds, batch
+class _Logits(nn.Module):
+    """A language model of transformers, which returns more than its logits.
 
-    return make
+    It is told what each token sees: to find that out by itself it looks at numbers on the device at every call, for
+    which a GPU waits, and which cannot be traced.
+    """
+
+    def __init__(self, model: nn.Module, context: int) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("seen", torch.ones(1, 1, context, context, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        size = tokens.shape[-1]
+        logits: Tensor = self.model(tokens, attention_mask=self.seen[..., :size, :size], use_cache=False).logits
+        return logits
 
 
-MAKERS: dict[str, Maker] = {
-    "mlp": _dense,
-    "conv": _conv,
-    "transformer": _gpt(64, 2, 4, tokens=64, kinds=65, batch=8),
-    "lenet5": lambda: (ritz.models.lenet5(seed=0), (1, 28, 28), 10, 256),
-    "vgg16_bn": lambda: (ritz.models.vgg16_bn(100, seed=0), (3, 32, 32), 100, 512),
-    "wide_resnet28_10": lambda: (ritz.models.wide_resnet28_10(100, seed=0), (3, 32, 32), 100, 128),
-    "gpt2_small": _gpt(768, 12, 12, tokens=1024, kinds=50257, batch=2),
-    "tiny": lambda: (ritz.models.mlp(hidden=(8,), in_features=16, seed=0), (16,), 10, 32),
-}
+def _hugging_face(width: int, num_layers: int, num_heads: int, context: int, kinds: int) -> nn.Module:
+    """GPT-2 as transformers has it, without dropout, at its first weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": width, "n_layer": num_layers, "n_head": num_heads, "n_positions": context, "vocab_size": kinds}
+    never = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ends = {"bos_token_id": kinds - 1, "eos_token_id": kinds - 1}
+    return _Logits(GPT2LMHeadModel(GPT2Config(**sizes, **never, **ends)), context)
+
+
+def _gpt(width: int, num_layers: int, num_heads: int, context: int, kinds: int) -> nn.Module:
+    """The same network as `ritz.models` has it."""
+    return ritz.models.gpt(kinds, context=context, width=width, num_layers=num_layers, num_heads=num_heads, seed=0)
+
+
+GPT2 = (768, 12, 12, 1024, 50257)
+KINDS = {
+    # the dense network of curvlinops' own benchmark
+    "mlp": Kind(lambda: ritz.models.mlp(hidden=(1024, 512, 256, 128, 64, 32), seed=0), (784,), 10, 512),
+    "conv": Kind(_conv, (3, 32, 32), 10, 128),
+    "transformer": Kind(lambda: _gpt(64, 2, 4, 64, 65), (64,), 65, 8, tokens=True),
+    "lenet5": Kind(lambda: ritz.models.lenet5(seed=0), (1, 28, 28), 10, 256),
+    "vgg16_bn": Kind(lambda: ritz.models.vgg16_bn(100, seed=0), (3, 32, 32), 100, 512),
+    "wide_resnet28_10": Kind(lambda: ritz.models.wide_resnet28_10(100, seed=0), (3, 32, 32), 100, 128),
+    "gpt2_small": Kind(lambda: _hugging_face(*GPT2), (1024,), 50257, 1, tokens=True),
+    "gpt2_small_own": Kind(lambda: _gpt(*GPT2), (1024,), 50257, 1, tokens=True),
+    # of the same kinds, for seconds
+    "tiny": Kind(lambda: ritz.models.mlp(hidden=(8,), in_features=16, seed=0), (16,), 10, 32),
+    "tiny_resnet": Kind(lambda: ritz.models.wide_resnet28_10(10, width=0.0125, seed=0), (3, 8, 8), 10, 4),
+    "tiny_gpt2": Kind(lambda: _hugging_face(8, 1, 2, 8, 11), (8,), 11, 2, tokens=True),
+}  # fmt: skip
 
 
 def make(name: str, device: str, num_batches: int = 1, batch_size: int | None = None) -> Problem:
     """The problem of that name on that device, with so many batches of noise."""
-    model, shape, classes, size = MAKERS[name]()
-    size, draw = batch_size or size, torch.Generator().manual_seed(1)
-    tokens = len(shape) == 1 and name.startswith(("gpt", "transformer"))
+    kind, draw = KINDS[name], torch.Generator().manual_seed(1)
+    size = batch_size or kind.batch
     batches = []
     for _ in range(num_batches):
-        x = (
-            torch.randint(classes, (size, *shape), generator=draw)
-            if tokens
-            else torch.randn(size, *shape, generator=draw)
-        )
-        y = torch.randint(classes, (size, *shape) if tokens else (size,), generator=draw)
+        if kind.tokens:
+            x = torch.randint(kind.classes, (size, *kind.shape), generator=draw)
+        else:
+            x = torch.randn(size, *kind.shape, generator=draw)
+        y = torch.randint(kind.classes, (size, *kind.shape) if kind.tokens else (size,), generator=draw)
         batches.append((x.to(device), y.to(device)))
-    return Problem(name, _normalised(model.to(device), batches[0][0]), batches)
+    return Problem(name, _normalised(kind.build().to(device), batches[0][0]), batches)
 
 
 @torch.no_grad()

@@ -1,12 +1,10 @@
 """The suites: each returns rows (one a tool and a case) and verdicts (one a target)."""
 
 import argparse
-import contextlib
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,106 +12,13 @@ import torch
 import ritz
 
 from . import tools
-from .clock import Clock, middle
-from .floor import ALONE, counted, floor_arms
+from .clock import Clock, at_most, free_memory
+from .first import first
+from .prepare import warm_up
 from .problems import Problem, make
-from .rows import Report, Row, is_peer, row_of, verdict
+from .products import products
+from .rows import Report, Row, attempted, clock_of, in_time, row_of, verdict
 from .spectra import spectrum
-
-AGREE = {"float32": 1e-3, "tf32": 2e-2}  # |A v - truth| / |truth|
-BAR_8 = 2.5  # times the best peer, for networks without figures of their own
-TARGETS = {("Hessian", 1): 2.3, ("Hessian", 8): 1.5, ("GGN", 1): 1.7, ("GGN", 8): 1.2}  # compiled gradients, VGG-16-BN
-
-
-# ---------------------------------------------------------------------------------------------- products
-
-
-def products(args: argparse.Namespace) -> Report:
-    """One and eight products of one batch, in gradients of that batch."""
-    rows: list[Row] = []
-    for name in args.problems:
-        problem = make(name, args.device, batch_size=args.batch_size)
-        for precision in args.precisions:
-            gradients = tools.gradient_arms(problem, args.compile or args.device == "cuda")
-            for matrix, k in itertools.product(args.matrices, args.columns):
-                with multiplied(precision):
-                    rows += _products_of(args, problem, gradients, precision, matrix, k)
-                print(f"  {name}, {precision}, {matrix}, {k}: {len(rows)} rows", flush=True)
-                args.keep({"rows": rows, "verdicts": _product_verdicts(rows, args.device)})
-    return {"rows": rows, "verdicts": _product_verdicts(rows, args.device)}
-
-
-def _products_of(
-    args: argparse.Namespace, problem: Problem, gradients: tools.Arms, precision: str, matrix: str, k: int
-) -> list[Row]:
-    draw = torch.Generator().manual_seed(2)
-    V = torch.randn(problem.dim, k, generator=draw).to(args.device)
-    known = tools.truth(problem, matrix, V[:, 0]) if args.check else None
-    made = {**tools.ritz_arms(problem, matrix, args.compile), **tools.peer_arms(problem, matrix)}
-    arms: dict[str, Callable[[], Any]] = {name: (lambda fn=fn: fn(V)) for name, fn in made.items()}
-    arms |= floor_arms(problem, matrix, k) | gradients
-    timed = Clock(args.device, args.rounds, args.limit).turns(arms)
-    unit = {name: middle(timed[name]["seconds"], args.device) for name in timed if name.startswith("gradient")}
-    found = []
-    for tool, one in timed.items():
-        each = 1 if tool.startswith("gradient") else k
-        row = row_of("products", problem.name, tool, one, args.device, precision=precision, matrix=matrix, k=k)
-        if tool == ALONE:
-            row["counted"] = counted(problem, matrix)
-        for name, seconds in unit.items():
-            row[f"per {name}"] = row["seconds"] / each / seconds if row["seconds"] else None
-        if known is not None and tool in made and not one["failed"]:
-            row["error"] = float((made[tool](V)[:, 0] - known).norm() / known.norm())
-        found.append(row)
-    errors = [row["error"] for row in found if "error" in row]
-    for row in found:
-        if "error" in row:  # TF32 may be far from float64, and all tools with it
-            row["agrees"] = row["error"] <= max(AGREE[precision], 2 * statistics.median(errors))
-    return found
-
-
-@contextlib.contextmanager
-def multiplied(precision: str) -> Iterator[None]:
-    """Float32 multiplied in float32 or in TF32, by convolutions as well; by the old switches, which compilers read."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-def _product_verdicts(rows: list[Row], device: str) -> list[Row]:
-    found = []
-    cases = dict.fromkeys((r["case"], r["precision"], r["matrix"], r["k"]) for r in rows)
-    for case, precision, matrix, k in cases:
-        own = [r for r in rows if (r["case"], r["precision"], r["matrix"], r["k"]) == (case, precision, matrix, k)]
-        ours = [r for r in own if r["tool"].startswith("ritz") and r["seconds"] and r.get("agrees", True)]
-        peers = [r for r in own if is_peer(r["tool"]) and r["seconds"]]
-        name = f"{case}, {precision}: {k} {matrix} product{'s' if k > 1 else ''}"
-        if not ours:
-            found.append(verdict(name, "any", None, None))
-            continue
-        usual = next(r for r in ours if r["tool"] == "ritz")
-        # on a CPU what a user gets; on a GPU, where long runs are compiled, the way that is named
-        best = usual if device == "cpu" else min(ours, key=lambda r: r["seconds"])
-        if (case, precision) == ("vgg16_bn", "tf32"):
-            value = best.get("per gradient, compiled")
-            bar = TARGETS.get((matrix, k), math.inf)
-            found.append(verdict(f"{name}, each, in compiled gradients", f"<= {bar}", value, value and value <= bar))
-        if not peers:
-            continue
-        if device == "cpu":
-            rival = [r for r in peers if r["tool"] == "curvlinops"] or peers
-            times = rival[0]["seconds"] / usual["seconds"]
-            bar = 1.5 if k >= 8 else 1.0
-            found.append(verdict(f"{name}, times {rival[0]['tool']}", f">= {bar}", times, times >= bar))
-        times = min(r["seconds"] for r in peers) / best["seconds"]
-        bar = BAR_8 if device == "cuda" else 1.0
-        found.append(verdict(f"{name}, times the best peer ({best['tool']})", f">= {bar}", times, times >= bar))
-    return found
-
 
 # ------------------------------------------------------------------------------------------------ traces
 
@@ -122,16 +27,24 @@ def traces(args: argparse.Namespace) -> Report:
     """Tr H with as many products: time, and distance from the exact trace."""
     rows: list[Row] = []
     for name in args.problems:
-        problem = make(name, args.device, batch_size=args.batch_size)
-        exact = float(ritz.trace(ritz.GGN(problem.to(torch.float64).risk()), method="exact").value)
-        found: dict[str, float] = {}
-        timed = Clock(args.device, args.rounds, args.limit).turns(_trace_arms(args, problem, found))
-        for tool, one in timed.items():
-            row = row_of("traces", name, tool, one, args.device, products=args.probes)
-            if tool in found:
-                row |= {"value": found[tool], "error": abs(found[tool] / exact - 1)}
-            rows.append(row)
+        with attempted(args, rows, case=name):
+            in_time(args)
+            rows += _traces_of(args, name)
+        args.keep({"rows": rows, "verdicts": []})
     return {"rows": rows, "verdicts": []}
+
+
+def _traces_of(args: argparse.Namespace, name: str) -> list[Row]:
+    problem = make(name, args.device, batch_size=args.batch_size)
+    exact = float(ritz.trace(ritz.GGN(problem.to(torch.float64).risk()), method="exact").value)
+    found: dict[str, float] = {}
+    rows = []
+    for tool, one in clock_of(args).turns(_trace_arms(args, problem, found)).items():
+        row = row_of("traces", name, tool, one, args.device, products=args.probes)
+        if tool in found:
+            row |= {"value": found[tool], "error": abs(found[tool] / exact - 1)}
+        rows.append(row)
+    return rows
 
 
 def _trace_arms(args: argparse.Namespace, problem: Problem, found: dict[str, float]) -> dict[str, Callable[[], Any]]:
@@ -194,6 +107,7 @@ def sample_traces(args: argparse.Namespace) -> Report:
         return {"rows": rows, "verdicts": verdicts}
     from pyhessian import hessian
 
+    args.keep({"rows": rows, "verdicts": verdicts})
     model, _ = problem.flat()
     (X, y), values = problem.batches[0], []
     start = time.perf_counter()
@@ -220,15 +134,24 @@ def steps(args: argparse.Namespace) -> Report:
     """One step of training by each optimiser, in steps of SGD."""
     rows: list[Row] = []
     for name in args.problems:
-        arms = {tool: _step(args, name, tool) for tool in ("SGD", "Adam", "ritz KFAC", "ritz Gadam")}
-        timed = Clock(args.device, args.rounds * 4, args.limit).turns(arms)
-        unit = statistics.fmean(timed["SGD"]["seconds"])
-        for tool, one in timed.items():
-            row = row_of("steps", name, tool, one, args.device)
-            if one["seconds"]:  # means: some steps are dearer than others
-                row |= {"mean": statistics.fmean(one["seconds"]), "per SGD": statistics.fmean(one["seconds"]) / unit}
-            rows.append(row)
+        with attempted(args, rows, case=name):
+            in_time(args)
+            rows += _steps_of(args, name)
+        args.keep({"rows": rows, "verdicts": []})
     return {"rows": rows, "verdicts": []}
+
+
+def _steps_of(args: argparse.Namespace, name: str) -> list[Row]:
+    arms = {tool: _step(args, name, tool) for tool in ("SGD", "Adam", "ritz KFAC", "ritz Gadam")}
+    timed = Clock(args.device, args.rounds * 4, args.limit, args.patience, args.left).turns(arms)
+    unit = statistics.fmean(timed["SGD"]["seconds"])
+    rows = []
+    for tool, one in timed.items():
+        row = row_of("steps", name, tool, one, args.device)
+        if one["seconds"]:  # means: some steps are dearer than others
+            row |= {"mean": statistics.fmean(one["seconds"]), "per SGD": statistics.fmean(one["seconds"]) / unit}
+        rows.append(row)
+    return rows
 
 
 def _step(args: argparse.Namespace, name: str, tool: str) -> Callable[[], Any]:
@@ -253,27 +176,53 @@ def _step(args: argparse.Namespace, name: str, tool: str) -> Callable[[], Any]:
 def measure(args: argparse.Namespace) -> Report:
     """The standard set of measures, in runs of the spectrum that it is made of."""
     rows: list[Row] = []
-    verdicts = []
+    verdicts: list[Row] = []
     for name in args.problems:
-        problem = make(name, args.device, num_batches=args.batches, batch_size=args.batch_size)
-        init = {key: torch.zeros_like(p) for key, p in problem.model.named_parameters()}
-        arms = {
-            "ritz.spectrum": lambda p=problem: ritz.spectrum(
-                ritz.Hessian(p.risk(route="reverse")), num_steps=args.steps
-            ),
-            "ritz.measure": lambda p=problem, start=init: ritz.measure(
-                p.risk(route="reverse"), init=start, num_steps=args.steps
-            ),
-        }
-        clock = Clock(args.device, 3, args.limit)
-        timed = {tool: {"first": 0.0, "peak": None, "failed": "", "seconds": []} for tool in arms}
-        for _ in range(3):
-            for tool, fn in arms.items():
-                timed[tool]["seconds"].append(clock.once(fn))
-        rows += [row_of("measure", name, tool, one, args.device) for tool, one in timed.items()]
-        times = rows[-1]["seconds"] / rows[-2]["seconds"]
-        verdicts.append(verdict(f"{name}: standard measures, in runs of the spectrum", "<= 1.2", times, times <= 1.2))
+        with attempted(args, rows, case=name):
+            in_time(args)
+            problem = make(name, args.device, num_batches=args.batches, batch_size=args.batch_size)
+            for label, choice in {"": False, ", compiled": True}.items():
+                if choice is False or args.compile:
+                    own = _measure_of(args, problem, label, compile=choice)
+                    rows += own
+                    verdicts += _measure_verdict(name, label, own)
+                    args.keep({"rows": rows, "verdicts": verdicts})
     return {"rows": rows, "verdicts": verdicts}
+
+
+def _measure_of(args: argparse.Namespace, problem: Problem, label: str, **plan: Any) -> list[Row]:
+    """Both runs on one risk, whose products were taken before: what is made once is in neither."""
+    risk = problem.risk(**plan)
+    init = {key: torch.zeros_like(p) for key, p in problem.model.named_parameters()}
+    took: list[dict[str, float]] = []
+    arms: dict[str, Callable[[], Any]] = {
+        f"ritz.spectrum{label}": lambda: ritz.spectrum(ritz.Hessian(risk), num_steps=args.steps),
+        f"ritz.measure{label}": lambda: took.append(dict(ritz.measure(risk, init=init, num_steps=args.steps).seconds)),
+    }
+    clock = clock_of(args)
+    with at_most(args.left()):
+        first = clock.once(lambda: warm_up(ritz.Hessian(risk)))
+    timed: dict[str, dict[str, Any]] = {
+        tool: {"first": first, "peak": None, "failed": "", "seconds": []} for tool in arms
+    }
+    begin, number = time.perf_counter(), 0
+    while number < (1 if args.device == "cuda" else 3) or (number < 3 and time.perf_counter() - begin < args.limit):
+        for tool, fn in arms.items():
+            free_memory(args.device)
+            with at_most(args.left()):
+                timed[tool]["seconds"].append(clock.once(fn))
+            if args.device == "cuda":
+                timed[tool]["peak"] = torch.cuda.max_memory_allocated()
+        number += 1
+    rows = [row_of("measure", problem.name, tool, one, args.device) for tool, one in timed.items()]
+    rows[-1]["runs"] = took[-1]  # seconds of each run within it, the spectrum's among them
+    return rows
+
+
+def _measure_verdict(name: str, label: str, rows: list[Row]) -> list[Row]:
+    spectrum, whole = rows
+    times = whole["seconds"] / spectrum["seconds"]
+    return [verdict(f"{name}: standard measures{label}, in runs of the spectrum", "<= 1.2", times, times <= 1.2)]
 
 
 # ----------------------------------------------------------------------------------------------- scaling
@@ -284,10 +233,7 @@ def scaling(args: argparse.Namespace) -> Report:
     rows: list[Row] = []
     verdicts = []
     for what, sizes in {"N": (2, 4, 8, 16), "P": (256, 512, 1024), "K": (8, 16, 32), "m": (5, 10, 20)}.items():
-        clock, arms = Clock(args.device, args.rounds, args.limit), {}
-        for size in sizes:
-            arms[str(size)] = _scaled(args, what, size)
-        timed = clock.turns(arms)
+        timed = clock_of(args).turns({str(size): _scaled(args, what, size) for size in sizes})
         for size in sizes:
             row = row_of("scaling", what, "ritz", timed[str(size)], args.device, size=size)
             rows.append(row)
@@ -317,5 +263,5 @@ def _slope(x: list[float], y: list[float]) -> float:
 
 SUITES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "products": products, "spectrum": spectrum, "traces": traces, "sample_traces": sample_traces, "steps": steps,
-    "measure": measure, "scaling": scaling,
+    "measure": measure, "first": first, "scaling": scaling,
 }  # fmt: skip

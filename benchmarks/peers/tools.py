@@ -7,6 +7,8 @@ it makes when an operator is built are left out of the time.
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ritz
+from ritz.compilation import compilations_of
 
 from .problems import Problem
 
@@ -56,6 +59,24 @@ def twice_differentiable() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def multiplied(precision: str) -> Iterator[None]:
+    """Float32 multiplied in float32 or in TF32, by convolutions as well; by the old switches, which compilers read."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def vectors(problem: Problem, k: int) -> Tensor:
+    """Columns (dim, k), the same at every call; drawn where they are used, since there may be a billion numbers."""
+    device = problem.batches[0][0].device
+    return torch.randn(problem.dim, k, generator=torch.Generator(device).manual_seed(2), device=device)
+
+
 def one_by_one(product: Product) -> Product:
     """A tool that knows single vectors, given several."""
 
@@ -68,22 +89,42 @@ def one_by_one(product: Product) -> Product:
 # ------------------------------------------------------------------------------------------------- ritz
 
 
-def ritz_arms(problem: Problem, matrix: str, compiled: bool) -> dict[str, Product]:
-    """As a user gets it, and each way by itself."""
+@dataclass(frozen=True, eq=False)
+class Ours:
+    """A matrix of ritz, taken in one way."""
 
-    def arm(**plan: Any) -> Product:
-        operator = (ritz.Hessian if matrix == "Hessian" else ritz.GGN)(problem.risk(**plan))
-        return lambda V: operator @ V
+    operator: ritz.operators.RiskOperator
 
-    arms = {"ritz": arm(compile=False)}
-    if not problem.batches[0][0].is_cuda:  # where tapes are kept from one product to the next
-        arms["ritz, nothing kept"] = arm(compile=False, cache=False)
-    if problem.batches[0][0].is_cuda:
-        arms["ritz, eager"] = arm(compile=False, replay=False)
-    if matrix == "Hessian":
-        arms |= {f"ritz, {route}": arm(compile=False, replay=False, route=route) for route in ("forward", "reverse")}
+    def __call__(self, V: Tensor) -> Tensor:
+        return self.operator @ V
+
+    @property
+    def way(self) -> dict[str, Any]:
+        """How products came to be taken."""
+        recordings = self.operator.risk.recordings
+        return {
+            "route": getattr(self.operator, "route", ""), "chunk": self.operator._chunk, "recorded": len(recordings),
+            "compiled": len(compilations_of(recordings)),
+        }  # fmt: skip
+
+
+def ours(problem: Problem, matrix: str, **plan: Any) -> Ours:
+    """The matrix of that name by a plan."""
+    return Ours((ritz.Hessian if matrix == "Hessian" else ritz.GGN)(problem.risk(**plan)))
+
+
+def ritz_arms(problem: Problem, matrix: str, compiled: bool) -> dict[str, Ours]:
+    """As a user gets it in a short run, compiled as in a long one, and each way by itself."""
+    arms = {"ritz": ours(problem, matrix, compile=False)}
     if compiled:
-        arms["ritz, compiled"] = arm(compile=True)
+        arms["ritz, compiled"] = ours(problem, matrix, compile=True)
+    if problem.batches[0][0].is_cuda:
+        arms["ritz, eager"] = ours(problem, matrix, compile=False, replay=False)
+    else:  # where tapes are kept from one product to the next
+        arms["ritz, nothing kept"] = ours(problem, matrix, compile=False, cache=False)
+    if matrix == "Hessian":
+        for route in ("forward", "reverse"):
+            arms[f"ritz, {route}"] = ours(problem, matrix, compile=False, replay=False, route=route)
     return arms
 
 
@@ -157,21 +198,29 @@ _MAKERS = {
 }  # fmt: skip
 
 
-def peer_arms(problem: Problem, matrix: str, names: tuple[str, ...] = tuple(_MAKERS)) -> dict[str, Product]:
+@dataclass(eq=False)
+class Peer:
+    """A matrix of a peer, made when it is first asked for: one that fails then is no reason to leave out others."""
+
+    name: str
+    problem: Problem
+    matrix: str
+
+    @cached_property
+    def product(self) -> Product:
+        return _MAKERS[self.name](self.problem, self.matrix)
+
+    def __call__(self, V: Tensor) -> Tensor:
+        with twice_differentiable():
+            out = self.product(V)
+        return out[:, None] if out.ndim == 1 else out
+
+
+def peer_arms(problem: Problem, matrix: str, names: tuple[str, ...] = tuple(_MAKERS)) -> dict[str, Peer]:
     """Products of the peers that are here and know this matrix."""
-    absent, arms = missing(), {}
-    for name in names:
-        if name in absent or (name == "pyhessian" and matrix != "Hessian"):
-            continue
-        product = _MAKERS[name](problem, matrix)
-
-        def run(V: Tensor, product: Product = product) -> Tensor:
-            with twice_differentiable():
-                out = product(V)
-            return out[:, None] if out.ndim == 1 else out
-
-        arms[name] = run
-    return arms
+    absent = missing()
+    known = (name for name in names if not (name == "pyhessian" and matrix != "Hessian"))
+    return {name: Peer(name, problem, matrix) for name in known if name not in absent}
 
 
 # ------------------------------------------------------------------------------------------- yardsticks
@@ -197,8 +246,7 @@ def gradient_arms(problem: Problem, compiled: bool) -> Arms:
 def truth(problem: Problem, matrix: str, v: Tensor) -> Tensor:
     """A v in float64, two passes in reverse as they are."""
     exact = problem.to(torch.float64)
-    plan = {"route": "reverse", "replay": False, "compile": False}
-    operator = (ritz.Hessian if matrix == "Hessian" else ritz.GGN)(exact.risk(**plan))
+    operator = ours(exact, matrix, route="reverse", replay=False, compile=False).operator
     if isinstance(operator, ritz.GGN):
         operator._forward_mode = False  # J v as well by two passes in reverse
     return (operator @ v.double()).to(v.dtype)
