@@ -186,6 +186,24 @@ def test_the_tolerance_is_that_of_the_precision(monkeypatch, dtype, tf32, wanted
     assert compilation._agreement(dtype, torch.device("cpu")) == wanted
 
 
+@pytest.mark.parametrize("bad", [torch.nan, 1.01])
+def test_a_compiled_function_that_is_right_only_at_first_is_not_used(monkeypatch, bad, caplog):
+    """As one that reads memory which nobody wrote: it is called twice before it is trusted."""
+    calls = []
+
+    def lowered(graph):
+        return lambda x: (graph(x)[0] * (bad if calls.append(x) or len(calls) > 1 else 1.0),)
+
+    monkeypatch.setattr(compilation, "lowered", lowered)
+    compilations = Compilations()
+    with caplog.at_level(logging.INFO, "ritz"):
+        for _ in range(3):
+            (y,) = compilations.run("f", lambda x: (x * 2,), [torch.ones(2)])
+            assert y.tolist() == [2.0, 2.0]
+    assert len(compilations) == 0
+    assert "not compiled, run as it is: the function compiled, it is" in caplog.text
+
+
 def test_advice_of_a_compiler_neither_stops_it_nor_is_passed_on(monkeypatch):
     """Warnings are errors in these tests: one that came through would be a failure."""
 

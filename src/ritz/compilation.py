@@ -8,8 +8,10 @@ The graph is traced below Python and torch.func, so that a model need not be one
 Python decides on the way is fixed in it: that is for functions whose every call is the same sequence of operations.
 """
 
+import contextlib
 import importlib.util
 import logging
+import math
 import os
 import shutil
 import time
@@ -176,6 +178,7 @@ class Compilations:
             return
         if state.graph is None and not self._trace(state, traced, inputs):
             return
+        device = inputs[0].device
         start = time.perf_counter()
         try:
             with warnings.catch_warnings():  # advice of compilers on torch's switches, which are the user's
@@ -186,14 +189,15 @@ class Compilations:
             self._refuse(state, "cannot be compiled", error)
             return
         took = time.perf_counter() - start
-        apart = max(map(_distance, found, truth))
-        agrees = apart <= _agreement(truth[0].dtype, truth[0].device)
-        if not agrees and (exact is None or not _as_good(found, truth, exact)):
+        _spoil(device)
+        begin = _clock(device)
+        again = compiled(*inputs)
+        seconds = _clock(device) - begin
+        apart = max(map(_distance, (*found, *again), (*truth, *truth)))
+        agrees = apart <= _agreement(truth[0].dtype, device)
+        if not agrees and (exact is None or not _as_good((found, again), truth, exact)):
             self._refuse(state, f"compiled, it is {apart:.1e} off", None)
             return
-        begin = _clock(inputs[0].device)
-        compiled(*inputs)
-        seconds = _clock(inputs[0].device) - begin
         if must_gain and state.seconds is not None and seconds > state.seconds:
             self._refuse(state, f"compiled, it takes {seconds:.2g} s in the place of {state.seconds:.2g} s", None)
             return
@@ -269,10 +273,18 @@ def in_float64(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [x.double() if x.is_floating_point() else x for x in tensors]
 
 
+def _spoil(device: torch.device) -> None:
+    """Leave NaN in memory of a GPU that torch keeps at hand: a function that reads what nobody wrote is found out."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.full((kept // 8,), math.nan, device=device)  # half of it, in one block
+
+
 def _distance(a: Tensor, b: Tensor) -> float:
-    """|a - b| / |b|; 0 where both are 0."""
+    """|a - b| / |b|; 0 where both are 0, infinite where a is not finite."""
     apart, size = float((a - b).double().norm()), float(b.double().norm())
-    return apart / size if size else apart
+    return math.inf if math.isnan(apart) else apart / size if size else apart
 
 
 def _agreement(dtype: torch.dtype, device: torch.device) -> float:
@@ -281,8 +293,10 @@ def _agreement(dtype: torch.dtype, device: torch.device) -> float:
     return AGREE_TF32 if tf32 or dtype not in AGREE else AGREE[dtype]
 
 
-def _as_good(found: Sequence[Tensor], plain: Sequence[Tensor], exact: Callable[[], tuple[Tensor, ...]]) -> bool:
-    """Whether results are as near to float64 as those of the function as it is: in TF32 neither may be near."""
+def _as_good(
+    found: Sequence[Sequence[Tensor]], plain: Sequence[Tensor], exact: Callable[[], tuple[Tensor, ...]]
+) -> bool:
+    """Whether results, of several calls, are as near to float64 as `plain` ones: in TF32 neither may be near."""
     if plain[0].dtype == torch.float64:
         return False
     try:
@@ -293,7 +307,7 @@ def _as_good(found: Sequence[Tensor], plain: Sequence[Tensor], exact: Callable[[
     def off(results: Sequence[Tensor]) -> float:
         return max(_distance(x[: len(t)] if t.ndim else x, t) for x, t in zip(results, truth, strict=True))
 
-    return off(found) <= 2 * off(plain)
+    return max(map(off, found)) <= 2 * off(plain)
 
 
 def _tools(device: torch.device) -> bool:

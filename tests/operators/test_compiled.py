@@ -81,6 +81,17 @@ def test_a_model_that_views_across_channels_is_traced_as_it_is(lowered, monkeypa
     assert len(lowered) == 1
 
 
+@pytest.mark.parametrize("matrix", ["Hessian", "GGN"])
+@pytest.mark.parametrize("name", ["mlp_mse", "conv", "attention", "language"])
+def test_nothing_that_is_compiled_is_multiplied_with_zero(lowered, name, matrix):
+    """Compilers for a GPU take addmm(x, a, b, beta=0) as 0 x + a b, where x is memory that nobody wrote."""
+    risk = cases.problem(name).risk(plan=ritz.Plan(compile=True, route="reverse"))
+    A = MATRICES[matrix](risk)
+    for _ in range(2):
+        A @ columns(A.dim)
+    assert all(node.kwargs.get("beta", 1) != 0 for node in lowered[0].graph.nodes)
+
+
 def test_what_is_compiled_goes_along_the_tape(lowered):
     """One forward pass for all vectors: as many matrix products for three as for one, but those of weights."""
     counts = {}

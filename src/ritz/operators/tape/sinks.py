@@ -126,11 +126,23 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     elif out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a weight, seen through its transpose
         a, b, out = b.mT, a.mT, out.mT
     if a.ndim == 3 and len(b) == 1 and out.is_contiguous():
-        out.view(-1, out.shape[-1]).addmm_(a.reshape(-1, a.shape[-1]), b[0], beta=beta)
+        _multiply(a.reshape(-1, a.shape[-1]), b[0], out.view(-1, out.shape[-1]), beta)
         return out
     a, b = (x.expand(k, *x.shape[1:]) for x in (a, b))
     if out.ndim == 3:
-        return out.baddbmm_(a, b, beta=beta)
+        _multiply(a, b, out, beta)
+        return out
     for one, left, right in zip(out, a, b, strict=True):  # one stack of all would copy what is common
-        one.baddbmm_(left, right, beta=beta)
+        _multiply(left, right, one, beta)
     return out
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, beta: float) -> None:
+    """beta out + a @ b, of matrices or stacks of them, in the place of `out`.
+
+    With beta 0 what was there may be no number, and compilers for a GPU take 0 times it all the same.
+    """
+    if beta:
+        out.addmm_(a, b, beta=beta) if out.ndim == 2 else out.baddbmm_(a, b, beta=beta)
+    else:
+        torch.mm(a, b, out=out) if out.ndim == 2 else torch.bmm(a, b, out=out)
