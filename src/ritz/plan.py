@@ -19,10 +19,11 @@ class Plan:
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory. Unless False, an
             operator on a CPU also keeps what products of one batch share, its forward pass and gradient, up to 1 GiB
             and a quarter of the free memory, where all modules are torch.nn's or `ritz.models`' own.
-        replay: On a GPU, record the product of a batch as a CUDA graph and replay it, several times faster where the
-            host cannot keep up with a small network. Each call of the model must be the same sequence of operations for
-            inputs of one shape; None records where that is known (all modules torch.nn's or `ritz.models`' own, no
-            function of the user's), and where half of the device's memory is free, since recordings keep theirs.
+        replay: On a GPU, record the product of a batch, or its passes in an exact trace, as a CUDA graph and replay it:
+            several times faster where the host cannot keep up with a small network. Each call of the model must be the
+            same sequence of operations for inputs of one shape; None records where that is known (all modules
+            torch.nn's or `ritz.models`' own, no function of the user's), and where half of the device's memory is free,
+            since recordings keep theirs.
         compile: Put the product of a batch through torch.compile, which takes tens of seconds once and is checked
             against the product as it is; images have their channels last then, where the model takes them so. As for
             `replay` each call of the model must be the same sequence of operations. True compiles at once; "auto" on a

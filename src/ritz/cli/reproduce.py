@@ -153,5 +153,7 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
     console.print(table)
     counted = Counter[str](claim.verdict for claim in outcome.claims)
     console.print("\n" + _counts(counted))
-    if setting.budget != "paper":
+    if setting.budget == "smoke":
+        console.print("The budget smoke shows that everything runs: its verdicts say nothing of the paper.")
+    elif setting.budget != "paper":
         console.print(f"The budget {setting.budget} is not that of the paper: the verdicts are about what was run.")
