@@ -204,6 +204,34 @@ def test_a_compiled_function_that_is_right_only_at_first_is_not_used(monkeypatch
     assert "not compiled, run as it is: the function compiled, it is" in caplog.text
 
 
+def test_a_compiled_function_that_fails_at_its_second_call_is_not_used(monkeypatch, caplog):
+    calls = []
+
+    def lowered(graph):
+        def once(x):
+            calls.append(x)
+            if len(calls) > 1:
+                raise torch.OutOfMemoryError("no room")
+            return graph(x)
+
+        return once
+
+    monkeypatch.setattr(compilation, "lowered", lowered)
+    compilations = Compilations()
+    with caplog.at_level(logging.INFO, "ritz"):
+        for _ in range(3):
+            assert compilations.run("f", lambda x: (x * 2,), [torch.ones(1)])[0].item() == 2.0
+    assert (len(compilations), len(calls)) == (0, 2)
+    assert "cannot be compiled: OutOfMemoryError: no room" in caplog.text
+
+
+def test_where_the_function_itself_is_not_finite_nothing_is_as_good(monkeypatch):
+    monkeypatch.setattr(compilation, "lowered", lambda graph: lambda x: (graph(x)[0] + 1,))
+    compilations = Compilations()
+    compilations.run("f", lambda x: (x / 0 - x / 0,), [torch.ones(1, dtype=torch.float32)])
+    assert len(compilations) == 0
+
+
 def test_advice_of_a_compiler_neither_stops_it_nor_is_passed_on(monkeypatch):
     """Warnings are errors in these tests: one that came through would be a failure."""
 

@@ -53,8 +53,18 @@ def test_products_are_traced_as_for_a_gpu_with_channels_last_and_side_by_side(lo
         assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
     assert A._last
     assert len(lowered) == 1
-    taken = {str(node.target) for node in lowered[0].graph.nodes}
-    assert "aten.convolution_backward.default" in taken or matrix != "Hessian"
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_where_vectors_are_convolved_side_by_side_three_take_as_many_convolutions_as_one(lowered, monkeypatch, folds):
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",) if folds else ())
+    counts = []
+    for k in (1, 3):
+        H = ritz.Hessian(cases.problem("residual").risk(plan=ritz.Plan(compile=True, route="reverse")))
+        for _ in range(2):
+            H @ columns(H.dim, k)
+        counts.append(sum("convolution" in str(node.target) for node in lowered[-1].graph.nodes))
+    assert (counts[0] == counts[1]) is folds
 
 
 def test_a_model_that_views_across_channels_is_traced_as_it_is(lowered, monkeypatch):
@@ -151,12 +161,18 @@ def test_a_matrix_that_cannot_be_compiled_is_run_as_it_is(lowered):
     assert lowered == []
 
 
-@pytest.mark.parametrize("plan", [{"replay": True}, {"chunk": 2, "micro_batch": 2}], ids=str)
-@pytest.mark.parametrize("name", cases.NAMES)
+REPLAYED, CUT = {"replay": True}, {"chunk": 2, "micro_batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        *((name, REPLAYED) for name in cases.NAMES),
+        *((name, CUT) for name in cases.NAMES if cases.problem(name).mode == "eval"),  # other batches stay whole
+    ],
+)
 def test_replayed_chunked_and_cut_products_are_right_on_every_network(name, plan):
     problem = cases.problem(name)
-    if "micro_batch" in plan and problem.mode == "train":
-        pytest.skip("batch statistics keep a batch whole")
     risk = problem.risk(plan=ritz.Plan(compile=False, route="reverse", **plan))
     for matrix in ("Hessian", "GGN"):
         A, V = MATRICES[matrix](risk), columns(risk.dim)

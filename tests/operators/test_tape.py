@@ -156,13 +156,11 @@ def gradient(value: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, inputs, create_graph=True, materialize_grads=True)
 
 
-WINDOWS = [name for name in OPERATIONS if any(word in name for word in ("convolution", "windows", "channels", "rest"))]
-
-
-@pytest.mark.parametrize("name", [*WINDOWS, "groups", "dilation"])
-def test_vectors_are_convolved_side_by_side_as_on_a_gpu(name, monkeypatch):
-    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",))
-    test_every_operation_has_its_derivatives(name)
+FOLDED = (
+    "convolution", "convolution of data", "convolution in one dimension", "strides that leave a rest", "dilation",
+    "channels last", "windows of channels last", "largest of windows", "means of windows",
+)  # fmt: skip
+LOOPED = ("groups", "transposed convolution")  # on a GPU too
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
@@ -174,9 +172,15 @@ def test_networks_that_are_convolved_so_have_the_same_matrices(name, matrix, mon
     assert A._tapes.works
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_has_its_derivatives(name):
-    """Against plain autograd: J'u, J v as the gradient of v . J'u in u, and the Hessian of g . f along v."""
+@pytest.mark.parametrize(
+    ("name", "on_gpu"), [*((name, False) for name in OPERATIONS), *((name, True) for name in (*FOLDED, *LOOPED))]
+)
+def test_every_operation_has_its_derivatives(name, on_gpu, monkeypatch):
+    """Against plain autograd: J'u, J v as the gradient of v . J'u in u, and the Hessian of g . f along v.
+
+    As on a GPU vectors are convolved side by side, where a convolution has no groups and is not a transposed one.
+    """
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",) if on_gpu else ())
     fn, draw = OPERATIONS[name], torch.Generator().manual_seed(1)
     params = {n: torch.randn(shape, generator=draw) for n, shape in P.items()}
     rows = {n: torch.randn(3, *p.shape, generator=draw) for n, p in params.items()}
@@ -192,6 +196,7 @@ def test_every_operation_has_its_derivatives(name):
         pushed.append(gradient(flat(back) @ v, (u,))[0])
         bent.append(flat(gradient(flat(slope) @ v, inputs)))
     tape = Tape(fn, params)
+    assert any(getattr(rule, "folds", False) for rule in tape._rules) == (on_gpu and name in FOLDED)
     torch.testing.assert_close(tape.out, out.detach())
     torch.testing.assert_close(tape.push(rows)[0], torch.stack(pushed).detach())
     image = {n: torch.full((3, *p.shape), torch.nan) for n, p in params.items()}

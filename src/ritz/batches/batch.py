@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..space import random_uniform
-from .trees import map_tensors, tensors_of
+from .trees import map_tensors, tensors_of, with_tensors
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Batch:
     def _piece(self, first: int, size: int) -> "Batch":
         data = map_tensors(self.data, lambda x: x[first : first + size] if is_batched(x, self.size) else x)
         return Batch(data, self.index, self.start + first, size, self.idle)
+
+    def holding(self, tensors: Sequence[Tensor]) -> "Batch":
+        """The same batch with other tensors in the places of its own."""
+        return replace(self, data=with_tensors(self.data, tensors))
 
     def take(self, rows: Tensor, index: int) -> "Batch":
         """A batch of some of the samples, in any order and with repeats."""

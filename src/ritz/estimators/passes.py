@@ -6,12 +6,11 @@ depend on none of it beyond round-off.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
+from ..batches import Batch, only_tensors, skeleton, tensors_of
 from ..operators.footprint import fitting_piece
 from ..risk import Params, Risk
 
@@ -88,7 +87,7 @@ def replayed(
         return fn(batch)
 
     def of_tensors(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return fn(replace(batch, data=with_tensors(batch.data, tensors)))
+        return fn(batch.holding(tensors))
 
     key = (name, risk.place(), batch.size, skeleton(batch.data))
     total, weight = risk.recordings.run(key, of_tensors, tensors_of(batch.data))

@@ -221,7 +221,7 @@ def _compared(operator: RiskOperator, groups: Mapping[str, Sequence[str]], seed:
 def _products(operator: RiskOperator, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
     """A part of a batch times rows in the precision of the risk, and in float64."""
     risk = operator.risk
-    piece = batch.pieces(_SAMPLES)[0] if risk.splittable else batch
+    piece = batch.head(_SAMPLES) if risk.splittable else batch
     one = risk.alone().on([piece.data])
     one.plan = dataclasses.replace(one.plan, replay=False, compile=False)
     with warnings.catch_warnings():

@@ -8,14 +8,13 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import compilation
-from ..batches import Batch, only_tensors, skeleton, tensors_of, with_tensors
+from ..batches import Batch, only_tensors, skeleton, tensors_of
 from ..compilation import Prospect, compilations_of
 from ..errors import NonFiniteError, UnsupportedError
 from ..memory import is_shortage
@@ -40,11 +39,6 @@ def channels_last(x: Tensor) -> Tensor:
         (1, 1)
     """
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.is_floating_point() else x
-
-
-def _with(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
-    """A batch with other tensors in the places of its own."""
-    return replace(batch, data=with_tensors(batch.data, tensors))
 
 
 def _kinds(batch: Batch) -> Hashable:
@@ -265,7 +259,7 @@ class RiskOperator(Operator):
             tensors = tuple(map(channels_last, tensors)) if last else tensors
             given = dict(zip(state, tensors, strict=False))
             held = {name: given.pop(name) for name in state if name not in params}
-            return self._traced(given, held, _with(batch, tensors[len(state) :]), rows)
+            return self._traced(given, held, batch.holding(tensors[len(state) :]), rows)
 
         inputs = [rows, *state.values(), *tensors_of(batch.data)]
         prospect = None
@@ -296,7 +290,7 @@ class RiskOperator(Operator):
 
         def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
             if compiled is None:
-                return self._batch_rows(params, _with(batch, tensors), rows)
+                return self._batch_rows(params, batch.holding(tensors), rows)
             image, weight = compiled(rows, *{**self.risk.state(), **params}.values(), *tensors)
             return image, weight
 
@@ -307,14 +301,14 @@ class RiskOperator(Operator):
         return image, weight
 
     def _takes_channels_last(self, state: Params, batch: Batch) -> bool:
-        """Whether the model convolves images and gives the same with their channels last; tried once."""
+        """Whether the model convolves images and takes them with their channels last; tried once."""
         if self._last is None:
             convolves = any(isinstance(module, torch.nn.Conv2d) for module in self.risk.model.modules())
             self._last = convolves and self.device.type in CHANNELS_LAST_ON
             if self._last:
                 turned = {name: channels_last(x) for name, x in state.items()}
                 try:
-                    self.risk.output(turned, _with(batch, [channels_last(x) for x in tensors_of(batch.data)]))
+                    self.risk.output(turned, batch.holding([channels_last(x) for x in tensors_of(batch.data)]))
                 except RuntimeError:  # a view across channels
                     self._last = False
         return self._last
