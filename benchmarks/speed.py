@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from peers.first import LENGTHS
 from peers.page import page, target_table, time_table
-from peers.prepare import COMPILED, FOLDER, WIDTHS, jobs_of, prepare
+from peers.prepare import COMPILED, FOLDER, WIDTH, jobs_of, prepare
 from peers.problems import KINDS
 from peers.products import cases
 from peers.rows import is_chosen
@@ -113,17 +113,11 @@ def _prepared(args: argparse.Namespace) -> dict[str, Any] | None:
     if not args.prepare or args.suite not in ("products", "spectrum", "measure"):
         return None
     if args.suite == "products":
-        jobs = jobs_of(args, [*cases(args), *_ahead(args)])
+        jobs = jobs_of(args, cases(args))
     else:
-        wanted = [(name, args.precisions[-1], "Hessian", width) for name in args.problems for width in WIDTHS]
-        jobs = [job for job in jobs_of(args, [*wanted, *_ahead(args)]) if job["tool"] == COMPILED]
+        wanted = [(name, args.precisions[-1], "Hessian", WIDTH) for name in args.problems]
+        jobs = [job for job in jobs_of(args, wanted) if job["tool"] == COMPILED]
     return prepare(jobs, args.prepare, min(args.patience, args.left()))
-
-
-def _ahead(args: argparse.Namespace) -> list[tuple[str, str, str, int]]:
-    """Cases of suites that come later."""
-    parts = (case.split("/") for case in args.ahead)
-    return [(name, args.precisions[-1], matrix, int(columns)) for name, matrix, columns in parts]
 
 
 def _keeper(target: Path, about: dict[str, Any]) -> Callable[..., None]:
@@ -169,9 +163,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="of a CPU: 1, and 2 for sample_traces, unless said")
     parser.add_argument("--compile", action="store_true", help="compiled products too, tens of seconds for each")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile ahead, by so many processes")
-    parser.add_argument(
-        "--ahead", nargs="+", default=[], metavar="CASE", help="NETWORK/MATRIX/COLUMNS for later suites"
-    )
     parser.add_argument("--no-check", dest="check", action="store_false", help="spare the product in float64")
     parser.add_argument("--peers", type=Path, action="append", default=[], help="folder of packages not installed")
     parser.add_argument("--commit", help="of the code, where git cannot say")

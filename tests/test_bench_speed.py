@@ -238,17 +238,17 @@ def test_each_case_and_each_gradient_is_compiled_ahead_once_wide_products_first(
     assert len(jobs) == 10
 
 
-def test_cases_of_later_suites_are_compiled_ahead_as_well(speed, ask, monkeypatch):
+def test_each_suite_compiles_ahead_what_it_will_multiply_with(speed, ask, monkeypatch):
     asked: list[dict] = []
     monkeypatch.setattr(speed, "prepare", lambda jobs, *_: asked.extend(jobs))
-    args = ask("products", "--only", "tiny/GGN/1", "--ahead", "tiny/Hessian/3", "--compile", "--prepare", "2")
+    args = ask("products", "--only", "tiny/GGN/1", "--compile", "--prepare", "2")
     args.left = lambda: math.inf
     speed._prepared(args)
-    assert [(job.get("matrix"), job.get("k")) for job in asked] == [("Hessian", 3), ("GGN", 1), (None, None)]
+    assert [(job.get("matrix"), job.get("k")) for job in asked] == [("GGN", 1), (None, None)]
     asked.clear()
-    args.suite, args.ahead = "spectrum", []
+    args.suite = "spectrum"
     speed._prepared(args)
-    assert [(job["matrix"], job["k"]) for job in asked] == [("Hessian", 8), ("Hessian", 3)]
+    assert [(job["matrix"], job["k"]) for job in asked] == [("Hessian", 8)]
 
 
 def test_a_worker_calls_a_product_until_it_is_compiled(part, lowered):
@@ -300,12 +300,12 @@ def test_what_could_not_be_compiled_ahead_is_not_tried_again(part, ask):
     assert part("prepare").failure(short, "tiny", "ritz, compiled", case) == ""  # there is more for one alone
 
 
-def test_a_spectrum_meets_no_number_of_vectors_that_was_not_warmed_up(part):
+def test_a_spectrum_prepares_for_no_number_of_vectors_that_was_not_warmed_up(part):
     H = ritz.Hessian(part("problems").make("tiny", "cpu").risk(compile=False))
     seen, plain = [], H._rows
-    H._rows = lambda rows: seen.append(len(rows)) or plain(rows)
+    H._rows = lambda rows: seen.append((len(rows), H._aside)) or plain(rows)
     ritz.spectrum(H, num_steps=5)
-    assert set(seen) == set(part("prepare").WIDTHS)
+    assert {width for width, aside in seen if not aside} == {part("prepare").WIDTH}
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ import ritz
 COMPILED, GRADIENT = "ritz, compiled", "gradient, compiled"
 ASKED = ("problem", "precision", "device", "batch_size", "tool", "matrix", "k")  # what a job is
 CALLS = 2
-WIDTHS = (8, 3)  # vectors that a spectrum multiplies at a time: probes, and the three that measure its round-off
+WIDTH = 8  # vectors that a spectrum multiplies at a time
 FOLDER = Path("build/inductor")  # of the cache, where the environment names none
 
 Job = dict[str, Any]
@@ -151,10 +151,9 @@ def _named(job: Job) -> str:
 
 
 def warm_up(H: ritz.Hessian) -> None:
-    """What a run of the spectrum makes for the first time, for all numbers of vectors that it takes."""
-    for width in WIDTHS:
-        for _ in range(3):  # chosen, recorded, replayed
-            H @ torch.ones(H.dim, width, dtype=H.dtype, device=H.device)
+    """What a run of the spectrum makes for the first time."""
+    for _ in range(3):  # chosen, recorded, replayed
+        H @ torch.ones(H.dim, WIDTH, dtype=H.dtype, device=H.device)
 
 
 # ---------------------------------------------------------------------------------------------- the worker

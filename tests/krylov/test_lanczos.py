@@ -382,3 +382,20 @@ def test_a_basis_on_the_host_gives_what_one_on_the_device_gives():
     assert there.basis.is_pinned()  # so that copies do not wait for the host
     torch.testing.assert_close(there.basis, here.basis.cpu(), rtol=0, atol=1e-9)
     torch.testing.assert_close(there.alpha, here.alpha, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.gpu
+def test_a_basis_on_the_host_is_fetched_while_what_is_there_is_worked_on():
+    from torch.profiler import ProfilerActivity, profile
+
+    V = rows(2, 500_000).cuda()
+    op = FunctionOperator(lambda x: x * torch.linspace(0, 1, len(x), device="cuda")[:, None], V.shape[1], f64, "cuda")
+    state = lanczos(op, V, 64, reorthogonalize="full", offload=True)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        extend(op, state, 1)
+        torch.cuda.synchronize()
+    spans = [(e.time_range.start, e.time_range.end, e.name) for e in seen.events() if e.time_range.elapsed_us() > 0]
+    copies = [(start, end) for start, end, name in spans if "HtoD" in name and "Pinned" in name]
+    work = [(start, end) for start, end, name in spans if not name.startswith(("Memcpy", "Memset", "cuda"))]
+    hidden = sum(max(0, min(end, to) - max(begin, since)) for begin, end in work for since, to in copies)
+    assert hidden > 0.5 * sum(end - begin for begin, end in work)  # the last of nine pieces has no copy beside it

@@ -150,6 +150,27 @@ def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lower
     assert (len(risk.recordings), len(lowered)) == (1, 1)
 
 
+def test_products_at_the_side_of_a_run_are_taken_as_they_are(lowered):
+    risk = cases.problem("conv").risk(plan=ritz.Plan(compile=True, replay=True, route="reverse"))
+    H, V = ritz.Hessian(risk), columns(risk.dim)
+    both = 2 * H + (H + 1.0)
+    with both.aside():
+        for _ in range(3):
+            assert cases.relative(both @ V, 3 * cases.truth("conv", "Hessian") @ V + V) < SAME
+    assert not lowered
+    assert not len(risk.recordings)
+    for _ in range(3):
+        H @ V
+    assert len(lowered) == 1
+    assert len(risk.recordings)
+
+
+def test_a_spectrum_compiles_for_as_many_vectors_as_it_takes_at_a_time(lowered):
+    risk = cases.problem("conv").risk(plan=ritz.Plan(compile=True, route="reverse"))
+    ritz.spectrum(ritz.Hessian(risk), num_steps=3, num_probes=8, reorthogonalize="none")  # three at its side
+    assert len(lowered) == 1
+
+
 def test_a_matrix_that_cannot_be_compiled_is_run_as_it_is(lowered):
     class Own(ritz.GGN):
         _traced = ritz.operators.risk_operator.RiskOperator._traced

@@ -160,7 +160,8 @@ class KrylovRun:
         x = self.meter.probes([-1000], self.seed, "normal")
         x = x / x.norm()
         y = x.flip(-1) if self.locked is None else self.shard.whole(self.locked[:1])
-        image = self.meter.rows(torch.cat([x, y, x + y]))
+        with self.meter.aside():
+            image = self.meter.rows(torch.cat([x, y, x + y]))
         self.underflow = underflows(image)
         scale = image[:2].norm(dim=1).max()
         eps = torch.finfo(x.dtype).eps

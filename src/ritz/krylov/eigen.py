@@ -276,8 +276,9 @@ class _Search:
         other = self._draw(1)
         other = other / row_norms(other).to(other.dtype)[:, None]
         pair = torch.cat([self.space.shard.whole(self.space.combine(coefficients[:, None])), other])
-        apart = self.op.rows(pair).sum(0)
-        together = self.op.rows(pair.sum(0, keepdim=True))[0]
+        with self.op.aside():
+            apart = self.op.rows(pair).sum(0)
+            together = self.op.rows(pair.sum(0, keepdim=True))[0]
         return float(row_norms(together - apart)) / norm if norm else 0.0
 
     # ------------------------------------------------------------------------------------------ on the disk

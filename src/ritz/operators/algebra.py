@@ -1,6 +1,7 @@
 """Operators made of operators: sum, scale, shift, block, projection; and of matrices, functions and SciPy's."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,10 @@ class Derived(Operator):
     def expect(self, products: int) -> None:
         """For the operator underneath."""
         self.base.expect(products)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """That of the operator underneath."""
+        return self.base.aside()
 
 
 class Scaled(Derived):
@@ -100,6 +105,12 @@ class Sum(Derived):
         """For both sides."""
         self.base.expect(products)
         self.right.expect(products)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Those of both sides."""
+        with self.base.aside(), self.right.aside():
+            yield
 
     def diagnose(self) -> None:
         """What the side whose product fails knows of it."""

@@ -86,6 +86,10 @@ class Operator(ABC):
         if products < 0:
             raise ValueError(f"products must not be negative, got {products}")
 
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """While it lasts products are taken as they are: the few at the side of a run are not worth preparing for."""
+        return contextlib.nullcontext()
+
     @property
     def dim(self) -> int:
         """The order of the matrix, P."""

@@ -7,7 +7,8 @@ chunks that share a forward pass, batches in pieces that fit, products that are 
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -142,6 +143,7 @@ class RiskOperator(Operator):
         self._last: bool | None = None  # whether the model takes images with channels last; None until it was tried
         self._expected = 0  # products that are known to come
         self._taken, self._spent = 0, 0.0  # products so far, and their seconds
+        self._aside = False
 
     @abstractmethod
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,6 +200,24 @@ class RiskOperator(Operator):
         super().expect(products)
         self._expected = max(self._expected, products)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While it lasts products are neither recorded nor compiled, whatever the plan.
+
+        Example:
+            >>> import ritz
+            >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
+            >>> H = ritz.Hessian(risk)
+            >>> with H.aside():
+            ...     (H @ torch.tensor([1.0, 0.0])).tolist()
+            [2.0, 2.0]
+        """
+        before, self._aside = self._aside, True
+        try:
+            yield
+        finally:
+            self._aside = before
+
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
 
@@ -242,8 +262,9 @@ class RiskOperator(Operator):
 
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
-        compiles = self._considers_compiling()
-        recipe = self._recipe() if (self.risk.replays or compiles) and only_tensors(batch.data) else None
+        compiles = not self._aside and self._considers_compiling()
+        prepares = compiles or (not self._aside and self.risk.replays)
+        recipe = self._recipe() if prepares and only_tensors(batch.data) else None
         if recipe is None:
             return self._batch_rows(params, batch, rows)
         if not compiles:
