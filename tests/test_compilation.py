@@ -232,6 +232,17 @@ def test_where_the_function_itself_is_not_finite_nothing_is_as_good(monkeypatch)
     assert len(compilations) == 0
 
 
+@pytest.mark.parametrize(("host", "device", "waits"), [(0.9, 1.0, True), (0.2, 1.0, False)])
+def test_it_is_known_whether_the_device_waits_for_the_host(lowered, monkeypatch, host, device, waits):
+    ends = iter([0.0, device])
+    monkeypatch.setattr(compilation, "_clock", lambda _: next(ends))  # which waits for the device
+    monkeypatch.setattr(compilation.time, "perf_counter", lambda: host)
+    compilations = Compilations()
+    calls(compilations, 1)
+    found = compilations.find("square", None, square, [torch.ones(1)])
+    assert found.waits is waits
+
+
 def test_advice_of_a_compiler_neither_stops_it_nor_is_passed_on(monkeypatch):
     """Warnings are errors in these tests: one that came through would be a failure."""
 

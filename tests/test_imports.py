@@ -50,14 +50,15 @@ ALLOWED = {
     "losses": "errors space",
     "layers": "errors space losses",
     "batches": "errors memory comm loaders reducers space plan",
-    "shares": "errors comm reducers batches",
+    "shares": "errors comm batches",
     "sharded": "errors memory comm batches space",
     "weights": "errors sharded",
     "modes": "errors space batches",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
-    "risk": f"{RESULTS} memory comm reducers space replay plan losses layers batches shares sharded modes diagnoses "
-    "soundness weights",
+    "walks": "errors memory comm reducers batches shares sharded weights diagnoses",
+    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes diagnoses soundness "
+    "weights walks",
     "linearity": "errors batches layers risk",
     "operators": f"{RESULTS} memory comm reducers space replay compilation convolutions plan losses layers batches "
     "risk",

@@ -35,7 +35,25 @@ AUTO_ON = ("cuda",)  # kinds of devices: on a CPU runs are the same to the bit, 
 SLOWER = 0.1  # by how much a compilation that gains nothing may lengthen a run
 START, EACH = 20.0, 0.04  # seconds to compile: some at least, and for each operation
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative distance from the function as it is
+WAITS = 0.7  # of the seconds of a call: a host that takes more to start it keeps the device waiting
 AGREE_TF32 = 1e-2  # where float32 is multiplied with ten bits
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled function.
+
+    Attributes:
+        function: Tensors to tensors.
+        waits: Whether the device waits for the host in it, so that a recording pays; one holds all memory that the
+            function needs, whether it runs or not.
+    """
+
+    function: Callable[..., Any]
+    waits: bool
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.function(*inputs))
 
 
 @dataclass
@@ -45,7 +63,7 @@ class _State:
     calls: int = 0
     seconds: float | None = None  # of one call, as it is
     graph: Any = None
-    compiled: Callable[..., Any] | None = None
+    compiled: Compiled | None = None
     refused: bool = False
 
 
@@ -107,7 +125,7 @@ class Compilations:
         inputs: Sequence[Tensor],
         prospect: Prospect | None = None,
         exact: Callable[[], tuple[Tensor, ...]] | None = None,
-    ) -> Callable[..., Any] | tuple[Tensor, ...]:
+    ) -> Compiled | tuple[Tensor, ...]:
         """The compiled function where there is one, else the results of `eager`.
 
         Args:
@@ -140,7 +158,7 @@ class Compilations:
     ) -> tuple[Tensor, ...]:
         """fn(*inputs), compiled or not."""
         found = self.find(key, lambda: fn(*inputs), fn, inputs, prospect, lambda: fn(*in_float64(inputs)))
-        return tuple(found(*inputs)) if callable(found) else found
+        return found(*inputs) if isinstance(found, Compiled) else found
 
     def _pays(self, state: _State, prospect: Prospect, traced: Function, inputs: Sequence[Tensor]) -> bool:
         """Whether the seconds of a compilation are a small part of those of the run."""
@@ -189,6 +207,7 @@ class Compilations:
                 _spoil(device)
                 begin = _clock(device)
                 again = compiled(*inputs)
+                started = time.perf_counter() - begin
                 seconds = _clock(device) - begin
         except Exception as error:  # compilers fail in ways of their own
             self._refuse(state, "cannot be compiled", error)
@@ -202,7 +221,7 @@ class Compilations:
             self._refuse(state, f"compiled, it takes {seconds:.2g} s in the place of {state.seconds:.2g} s", None)
             return
         log.info("compiled in %.0f s: %.2g s a call, %.1e from the function as it is", took, seconds, apart)
-        state.compiled, state.graph = compiled, None
+        state.compiled, state.graph = Compiled(compiled, waits=started > WAITS * seconds), None
 
     def _refuse(self, state: _State, reason: str, error: BaseException | None) -> None:
         """Run as it is from here on."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .batches import Batch, tensors_of
 from .errors import NonFiniteError
-from .memory import is_shortage
+from .memory import is_shortage, make_room
 from .reducers import Mean
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def _fits(work: Callable[[Batch], object], piece: Batch) -> bool:
             return False
     else:
         return True
-    if torch.cuda.is_available():  # outside the except block, whose traceback would hold the memory
-        torch.cuda.empty_cache()
+    make_room(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # outside the block: a traceback holds it
     return False
 
 

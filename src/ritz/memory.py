@@ -1,5 +1,6 @@
 """How much memory a device has left, and errors for want of it."""
 
+import gc
 import os
 
 import torch
@@ -21,6 +22,27 @@ def is_shortage(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def make_room(device: torch.device) -> None:
+    """Give back memory that nobody needs, before something is tried again in smaller parts.
+
+    Objects that hold each other hold their tensors until the garbage is collected, and the collector does not know that
+    a device runs short.
+
+    Example:
+        >>> import weakref
+        >>> ring = [torch.ones(1)]
+        >>> ring.append(ring)
+        >>> seen = weakref.ref(ring[0])
+        >>> del ring
+        >>> make_room(torch.device("cpu"))
+        >>> seen() is None
+        True
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def free_memory(device: torch.device) -> float | None:

@@ -1,42 +1,39 @@
-"""The empirical risk: a model, a loss and data, and THE loop over mini-batches.
+"""The empirical risk: a model, a loss and data.
 
     L(w) = sum_i loss_i(w) / sum_i weight_i
 
 Everything that ritz measures is a sum over items of something that one batch gives: the loss, its gradient, a product
-with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and it alone.
+with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and it alone; how, is in `walks`.
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import functional_call
 
+from . import walks
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
 from .comm import SELF, Group, world
-from .diagnoses import no_room, refuse_gradient
+from .diagnoses import refuse_gradient
 from .errors import UnsupportedError
 from .layers import Capture, Recorder
 from .losses import CallableLoss, Loss, Target, as_loss
-from .memory import NoRoomError, is_shortage
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
 from .replay import Recordings, is_static, place_of, settings_of
 from .sharded import ShardedModel, is_sharded
-from .shares import Walk, padded, turns
+from .shares import leads
 from .soundness import examine
 from .space import ParamSpace, select
 from .weights import Weights
 
 Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -345,8 +342,7 @@ class Risk:
 
     def total_and_weight(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight from one forward pass."""
-        module = self._caller.whole if self._loss is None else self._caller.forward_only
-        return self._summed(self._call(params, batch, module), batch)
+        return self._summed(self._call(params, batch, self._caller.whole), batch)
 
     def _summed(self, result: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight from what a call of the model gave."""
@@ -358,12 +354,7 @@ class Risk:
     def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
         if self._sharded is not None:
-            if any(p.requires_grad or is_functorch_wrapped_tensor(p) for p in params.values()):
-                raise UnsupportedError(
-                    "the outputs of a model sharded by FSDP2 are no function of weights that torch could "
-                    "differentiate; there are its gradient, and products with ritz.Hessian, GGN and the Fishers"
-                )
-            with self._sharded.at(self._weights.with_params(params)):
+            with self._sharded.constant_at(self._weights.with_params(params)):
                 return self._direct(batch, module)
         held, buffers = self._placed()[1], {name for name, _ in self.model.named_buffers()}
         # a forward pass may write to buffers, so it is given copies, unless the caller gave some
@@ -401,10 +392,8 @@ class Risk:
         return self._led(*self._sharded.pullback(self._weights.with_params(params), self.space, run))
 
     def _led(self, vector: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What is summed over ranks already, on one of them that is never idle."""
-        counts = [number for number, _ in self.batches._held] or [1]
-        leads = self.world.rank == counts.index(max(counts))
-        return (vector if leads else torch.zeros_like(vector)).to(self.dtype), weight
+        """What is summed over ranks already, on one of them."""
+        return (vector if leads(self.batches, self.world) else torch.zeros_like(vector)).to(self.dtype), weight
 
     def captured(
         self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]
@@ -452,90 +441,13 @@ class Risk:
         A batch that does not fit in memory is taken in halves, and so are those after it. Where ranks work together,
         each walks its share, and all have the result; batches that are given are to be the same on all of them.
         """
-        params = self.params()
-        batches = batches if batches is None or isinstance(batches, Sequence) else list(batches)
-
-        def done(place: int) -> None:
-            if progress is not None:
-                progress(place + 1, len(batches) if batches is not None else 0)
-
-        if self.world.size > 1:
-            return self._fold_together(fn, into, params, batches, done)
-        with self.session():
-            for place, batch in enumerate(self.batches if batches is None else batches):
-                into.add(*into.join(self._pieces(fn, params, batch)))
-                done(place)
-        return into.result()
-
-    def _fold_together(
-        self,
-        fn: Callable[[Params, Batch], tuple[Tensor, Tensor]],
-        into: Reducer,
-        params: Params,
-        batches: Sequence[Batch] | None,
-        done: Callable[[int], None],
-    ) -> Any:
-        """`fold` by several ranks: each in its turn, or each on its share."""
-
-        def adopt(piece: int | None) -> None:
-            self._piece = piece
-
-        name = f"a walk for {getattr(fn, '__qualname__', type(fn).__name__)} into {type(into).__name__}"
-        walk = Walk(
-            self.world, lambda batch: self._pieces(fn, params, batch), lambda: self._piece, adopt, self.device, name
-        )
-        self.batches.prepare()
-        with self.session():
-            if batches is None and self.batches.share:
-                most = max(number for number, _ in self.batches._held)
-                idle = next(iter(self.batches)) if self.sharded else None
-                return walk.into(into, iter([padded(self.batches.own(), idle, most)]), done)
-            every = self.batches.own() if batches is None else batches
-            return walk.into(into, turns(every, self.world, self.splittable, in_step=self.sharded), done)
+        return walks.fold(self, fn, into, progress, batches)
 
     def _pieces(
         self, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]], params: Params, batch: Batch
     ) -> list[tuple[Tensor, Tensor]]:
         """`fn` on a batch, whole or in pieces as small as memory asks for."""
-        if self._sharded is not None:
-            return self._pieces_in_step(self._sharded, fn, params, batch)
-        while True:
-            most = min(self._piece or batch.size, batch.size)
-            try:
-                return [fn(params, piece) for piece in batch.pieces(most)]
-            except Exception as error:
-                if not is_shortage(error):
-                    raise
-                why = str(error).partition("\n")[0][:160]
-            if self.device.type == "cuda":  # outside the except block, whose traceback would hold the memory
-                torch.cuda.empty_cache()
-            if most == 1 or not self.splittable:
-                raise NoRoomError(no_room(lambda piece: fn(params, piece), batch, self.splittable, why))
-            self._piece = most // 2
-            log.warning("out of memory: batches are now taken in pieces of %d samples", self._piece)
-
-    def _pieces_in_step(
-        self,
-        model: ShardedModel,
-        fn: Callable[[Params, Batch], tuple[Tensor, Tensor]],
-        params: Params,
-        batch: Batch,
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The same where a pass is the work of all ranks: they cut into as many pieces, and try again together."""
-        sizes = self.world.gather(batch.size)
-        while True:
-            number = min(max(-(-size // (self._piece or size)) for size in sizes), *sizes)
-            found = model.in_step(lambda piece: fn(params, piece), batch.parts(number), self.world)
-            if found is not None:
-                return found
-            largest = max(-(-size // number) for size in sizes)
-            if largest == 1 or not self.splittable or number == min(sizes):
-                raise torch.OutOfMemoryError(
-                    f"a rank runs out of memory with {largest} samples at a time, and they cannot be cut further; use "
-                    "more ranks, or activation checkpointing"
-                )
-            self._piece = largest // 2
-            log.warning("out of memory on a rank: batches are now taken in pieces of %d samples", self._piece)
+        return walks.pieces(self, partial(fn, params), batch)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -573,8 +485,7 @@ class Risk:
         if self._sharded is not None:
 
             def run() -> tuple[Tensor, Tensor, Tensor]:
-                module = self._caller.whole if self._loss is None else self._caller.forward_only
-                total, weight = self._summed(self._direct(batch, module), batch)
+                total, weight = self._summed(self._direct(batch, self._caller.whole), batch)
                 return total, torch.zeros_like(total) if batch.idle else torch.ones_like(total), weight.detach()
 
             return self._led(*self._sharded.pullback(self._weights.with_params(params), self.space, run))

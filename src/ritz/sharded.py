@@ -19,11 +19,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batches import Batch
 from .comm import World
-from .memory import is_shortage
+from .errors import UnsupportedError
+from .memory import is_shortage, make_room
 from .space import ParamSpace
 
 Params = Mapping[str, Tensor]
@@ -89,6 +91,19 @@ class ShardedModel:
             for p, grad in grads:
                 p.grad = grad
 
+    def constant_at(self, weights: Params) -> contextlib.AbstractContextManager[None]:
+        """The same for outputs alone.
+
+        Raises:
+            UnsupportedError: If they are to be differentiated in the weights.
+        """
+        if any(p.requires_grad or is_functorch_wrapped_tensor(p) for p in weights.values()):
+            raise UnsupportedError(
+                "the outputs of a model sharded by FSDP2 are no function of weights that torch could "
+                "differentiate; there are its gradient, and products with ritz.Hessian, GGN and the Fishers"
+            )
+        return self.at(weights)
+
     def _forget(self) -> None:
         """Drop what was gathered: the root keeps its weights after a forward pass, and would not see others."""
         for module in self.model.modules():
@@ -149,8 +164,7 @@ class ShardedModel:
         """Take part in the rest of a pass that failed, so that the others can end theirs; what it gives is nothing."""
         if not self.roots:
             raise error
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        make_room(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             with Collectives(skipped=done):
                 work(piece.head(1))

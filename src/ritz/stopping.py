@@ -96,8 +96,9 @@ def stoppable(tell: Callable[[int], None] | None = None, *, patient: bool = Fals
     """The first SIGINT or SIGTERM inside lets the product in hand finish; a second one ends the process at once.
 
     What runs inside then saves its state where it has a checkpoint, and returns what it has so far, which says in
-    `stop` that it was stopped; with nothing to return it raises `StoppedError`. In another thread than the main one,
-    which alone hears signals, nothing is changed.
+    `stop` that it was stopped; with nothing to return it raises `StoppedError`. A signal that is ignored stays so, as
+    SIGINT is in a background job of a script. In another thread than the main one, which alone hears signals, nothing
+    is changed.
 
     Args:
         tell: Called with the number of the first signal when it comes, from within the handler.
@@ -123,7 +124,7 @@ def stoppable(tell: Callable[[int], None] | None = None, *, patient: bool = Fals
         if came[0]:
             return
         came[0], _wish = number, f"stopped by {signal.Signals(number).name}"
-        for each in () if patient else SIGNALS:
+        for each in () if patient else heard:
             signal.signal(each, signal.SIG_DFL)
         if tell is not None:
             tell(number)
@@ -131,7 +132,8 @@ def stoppable(tell: Callable[[int], None] | None = None, *, patient: bool = Fals
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    before = {number: signal.signal(number, hear) for number in SIGNALS}
+    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hear) for number in heard}
     outer, process = _wish, os.getpid()
     _listeners += 1
     try:

@@ -109,6 +109,7 @@ def under_way(folder):
     return len(list(folder.glob("state/*/lock"))) == 2 and any(folder.glob("state/*/Hessian-spectrum*/latest*"))
 
 
+@pytest.mark.usefixtures("foreground")
 def test_what_is_stopped_and_then_killed_goes_on_in_any_number_of_processes(study, monkeypatch, capfd):
     """The state of each solution is its own, whoever measures it."""
     for name, module in (("EVERY", checkpoint), ("code", fingerprints)):

@@ -114,4 +114,8 @@ def out_of_memory() -> dict[str, Any]:
     risk = ritz.Risk(Fated(1, fate, calls=1), nn.CrossEntropyLoss(), checks.samples(), batch_size=5)
     gradient = risk.gradient()
     op = ritz.GGN(risk)
-    return {"gradient": gradient, "piece": risk._piece, "rows": op.rows(torch.ones(2, risk.dim)), "chunk": op._chunk}
+    tight = ritz.Risk(Fated(1, fate, calls=1), nn.CrossEntropyLoss(), checks.samples(), batch_size=5)
+    return {
+        "gradient": gradient, "piece": risk._piece, "rows": op.rows(torch.ones(2, risk.dim)), "chunk": op._chunk,
+        "samples": ritz.sample_traces(tight, method="probes", num_probes=2).value,
+    }  # fmt: skip

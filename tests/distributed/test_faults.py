@@ -1,8 +1,11 @@
 """A rank that dies, stands still, errs or has too little memory: the others know within the time limit."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from distributed import checks
+from torch import nn
 
 pytestmark = pytest.mark.timeout(300)  # of all runs together, made for the first test; 30 s on two idle cores
 
@@ -93,3 +96,7 @@ def test_ranks_halve_together_when_the_memory_of_one_runs_out(launch):
     for each in found:
         torch.testing.assert_close(each["gradient"], risk.gradient())
         torch.testing.assert_close(each["rows"], checks.ritz.GGN(risk).rows(torch.ones(2, risk.dim)))
+        named = nn.Sequential(OrderedDict(inner=checks.network()))  # probes go by the names of parameters
+        own = checks.ritz.Risk(named, nn.CrossEntropyLoss(), checks.samples(), batch_size=5)
+        traces = checks.ritz.sample_traces(own, method="probes", num_probes=2)
+        torch.testing.assert_close(each["samples"], traces.value, rtol=1e-6, atol=1e-9)

@@ -325,6 +325,7 @@ def test_a_route_that_was_chosen_is_taken_again(tmp_path):
 # -------------------------------------------------------------------------------------------------- signals
 
 
+@pytest.mark.usefixtures("foreground")
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_lets_the_product_in_hand_end_and_returns_what_is_known(number, name, tmp_path):
     A = DenseOperator(torch.diag(values()))
@@ -389,6 +390,7 @@ def test_a_stopped_measurement_has_what_follows_from_the_runs_so_far(tmp_path):
     assert jobs.bits(again) == jobs.bits(whole)
 
 
+@pytest.mark.usefixtures("foreground")
 def test_a_stopped_comparison_has_the_solutions_so_far(tmp_path):
     risks = {name: jobs.make_risk(seed, width=3) for seed, name in enumerate("abc")}
 

@@ -69,6 +69,7 @@ def stop_at(monkeypatch, text, part, number):
     ],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("foreground")
 def test_a_command_that_is_stopped_prints_what_it_knows_and_goes_on(
     command, text, part, number, study, capfd, monkeypatch
 ):
@@ -119,12 +120,36 @@ def test_a_command_whose_state_cannot_be_kept_ends_with_2_and_one_line(study, ca
     assert main(words("measure", "run")) == 0
 
 
+@pytest.mark.usefixtures("foreground")
 def test_a_second_signal_ends_the_process_at_once():
     code = "import ritz, signal, time\nwith ritz.stoppable():\n    signal.raise_signal(15)\n    time.sleep({})\n    {}"
     first = subprocess.run([sys.executable, "-c", code.format(0, "print('went on')")], capture_output=True, timeout=60)
     assert first.stdout == b"went on\n"
     second = subprocess.run([sys.executable, "-c", code.format(0, "signal.raise_signal(2)")], timeout=60)
     assert second.returncode == -signal.SIGINT
+
+
+IGNORED = """
+import ritz, signal
+
+def ignored():
+    signal.raise_signal(signal.SIGINT)  # ends the process, or raises, where it is not ignored
+    return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+said = [ignored()]
+with ritz.stoppable() as came:
+    said += [ignored(), came()]
+    signal.raise_signal(signal.SIGTERM)
+    said += [ignored(), came()]
+print(*said, ignored())
+"""
+
+
+def test_a_job_in_the_background_goes_on_ignoring_the_keyboard():
+    # without job control, as in a script, a shell starts such a job with SIGINT ignored
+    words = ["sh", "-c", '"$0" -c "$1" & wait $!', sys.executable, IGNORED]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True True 0 True 15 True\n", "")
 
 
 def test_signals_are_as_before_after_and_other_threads_are_let_be():

@@ -391,7 +391,7 @@ def test_a_basis_on_the_host_is_fetched_while_what_is_there_is_worked_on():
     V = rows(2, 500_000).cuda()
     op = FunctionOperator(lambda x: x * torch.linspace(0, 1, len(x), device="cuda")[:, None], V.shape[1], f64, "cuda")
     state = lanczos(op, V, 64, reorthogonalize="full", offload=True)
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         extend(op, state, 1)
         torch.cuda.synchronize()
     spans = [(e.time_range.start, e.time_range.end, e.name) for e in seen.events() if e.time_range.elapsed_us() > 0]

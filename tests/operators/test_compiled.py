@@ -150,6 +150,17 @@ def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lower
     assert (len(risk.recordings), len(lowered)) == (1, 1)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_compiled_product_is_recorded_where_the_device_would_wait_for_the_host(lowered, monkeypatch, waits):
+    monkeypatch.setattr(compilation, "WAITS", -1.0 if waits else 2.0)
+    risk = cases.problem("conv").risk(plan=ritz.Plan(compile=True, replay=True, route="reverse"), batch_size=None)
+    H, V = ritz.Hessian(risk), columns(risk.dim)
+    for _ in range(4):
+        assert cases.relative(H @ V, cases.truth("conv", "Hessian") @ V) < SAME
+    recorded = {key[0][0] for key, made in risk.recordings._kept.items() if made is not None}
+    assert any(isinstance(recipe, tuple) and "compiled" in recipe for recipe in recorded) is waits
+
+
 def test_products_at_the_side_of_a_run_are_taken_as_they_are(lowered):
     risk = cases.problem("conv").risk(plan=ritz.Plan(compile=True, replay=True, route="reverse"))
     H, V = ritz.Hessian(risk), columns(risk.dim)

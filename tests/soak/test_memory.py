@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import cases
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,13 @@ def risk(**keywords: object) -> ritz.Risk:
 def alive() -> tuple[int, int, int]:
     """Tensors, their bytes, and objects of any kind that the collector knows and that were made since it was frozen."""
     gc.collect()
-    objects = gc.get_objects()
-    found = [one for one in objects if issubclass(type(one), Tensor)]  # some ask for __class__ in vain
-    return len(found), sum(one.untyped_storage().nbytes() for one in found), len(objects)
+    return *tensors(), len(gc.get_objects())
+
+
+def tensors() -> tuple[int, int]:
+    """How many there are, and their bytes."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]  # some ask for __class__ in vain
+    return len(found), sum(one.untyped_storage().nbytes() for one in found)
 
 
 def resident() -> int:
@@ -110,6 +115,31 @@ def test_products_leave_nothing_in_memory(name):
     A = make()
     V = A.probes(range(ROWS), seed=0)
     soak(lambda _: A.rows(V), count, warm_up=2)
+
+
+NETWORKS = {f"{matrix}, {name}": (matrix, name) for name in cases.NAMES for matrix in ("Hessian", "GGN")}
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *NETWORKS])
+def test_products_leave_nothing_that_waits_for_the_garbage_collector(name):
+    """Which comes when there are many objects, and not when a device runs short."""
+    if name in PRODUCTS:
+        A = PRODUCTS[name][0]()
+    else:
+        matrix, network = NETWORKS[name]
+        A = getattr(ritz, matrix)(cases.problem(network).risk(plan=ritz.Plan(route="forward")))
+    V = A.probes(range(ROWS), seed=0)
+    for _ in range(2):
+        A.rows(V)
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        for _ in range(3):
+            A.rows(V)
+        assert tensors() == before
+    finally:
+        gc.enable()
 
 
 def test_operators_that_are_made_again_and_again_leave_nothing_in_memory():

@@ -31,9 +31,21 @@ class SampleProducts:
         by = self._forward if self.route == "forward" else self._reverse
         return torch.cat([by(params, batch, part) for part in rows.split(self.risk.plan.chunk)])
 
-    def settle(self, params: Params, batch: Batch, row: Tensor) -> None:
-        """Choose a route, by one batch; to be called inside `session`."""
-        self.route = self._choose(params, batch, row)
+    def settle(self, row: Tensor) -> None:
+        """Choose a route by the first batch, or a piece of it that fits; ranks choose as the first of them."""
+        risk, error = self.risk, None
+        found: list[str] = []
+
+        def look(params: Params, piece: Batch) -> tuple[Tensor, Tensor]:
+            found.append(self._choose(params, piece, row))
+            return row, row.new_ones(())
+
+        try:
+            with risk.session():
+                risk._pieces(look, risk.params(), next(iter(risk.batches)))
+        except Exception as caught:
+            error = caught
+        self.route = risk.world.agree("the choice of a route", error, found[0] if found else "")[0]
 
     def _losses(self, params: Params, batch: Batch) -> Tensor:
         """Each sample's own loss, (size,)."""

@@ -177,8 +177,7 @@ def _exact_samples(risk: Risk, num: int, walks: Walks, progress: Progress | None
 def _probed_samples(risk: Risk, num_probes: int, seed: int, walks: Walks, progress: Progress | None) -> Estimate:
     products = SampleProducts(risk)
     rows = risk.space.probes(range(num_probes), seed, dtype=risk.dtype, device=risk.device)
-    with risk.session():  # by the first batch, wherever the walk is gone on with, and on all ranks
-        products.settle(risk.params(), next(iter(risk.batches)), rows[:1])
+    products.settle(rows[:1])  # by the first batch, wherever the walk is gone on with
 
     def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = sample_weights(risk.output_loss, risk.output(params, batch), batch)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of
-from ..compilation import Prospect, compilations_of
+from ..compilation import Compiled, Prospect, compilations_of
 from ..errors import NonFiniteError, UnsupportedError
-from ..memory import is_shortage
+from ..memory import is_shortage, make_room
 from ..reducers import Mean
 from ..replay import switches
 from ..risk import Params, Risk
@@ -233,8 +233,7 @@ class RiskOperator(Operator):
                     raise
             self._chunk = chunk // 2  # outside the except block, whose traceback would hold the memory
             log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            make_room(self.device)
 
     def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""
@@ -293,7 +292,7 @@ class RiskOperator(Operator):
             return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
 
         found = store.find(key, lambda: self._replayed(recipe, params, batch, rows), traced, inputs, prospect, exact)
-        if not callable(found):
+        if not isinstance(found, Compiled):
             image, weight = found
             return image, weight
         if self.risk.replays:
@@ -305,7 +304,7 @@ class RiskOperator(Operator):
         return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data)
 
     def _replayed(
-        self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Callable[..., Any] | None = None
+        self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Compiled | None = None
     ) -> tuple[Tensor, Tensor]:
         """`_batch_rows` or what it was compiled to, recorded and replayed where the plan says so."""
 
@@ -316,7 +315,7 @@ class RiskOperator(Operator):
             return image, weight
 
         inputs = [rows, *tensors_of(batch.data)]
-        if not self.risk.replays:
+        if not self.risk.replays or (compiled is not None and not compiled.waits):
             return product(*inputs)
         image, weight = self.risk.recordings.run(self._recording(recipe, batch), product, inputs)
         return image, weight

@@ -72,13 +72,18 @@ class Place(Sink):
         [[1.0, 1.0, 0.0, 0.0]]
     """
 
-    __slots__ = ("filled", "root")
+    __slots__ = ("filled", "whole")
     total: Tensor
 
-    def __init__(self, total: Tensor, root: "Place | None" = None) -> None:
+    def __init__(self, total: Tensor, whole: "Place | None" = None) -> None:
         super().__init__(total)
         self.own, self.filled = True, False
-        self.root: Place = self if root is None else root.root
+        self.whole = whole  # what it is a view of
+
+    @property
+    def root(self) -> "Place":
+        """The place of the parameter; none points to itself, which would hold the image until garbage is collected."""
+        return self if self.whole is None else self.whole.root
 
     def _open(self) -> float:
         """0 where the place is to be overwritten, 1 where it is to be added to."""

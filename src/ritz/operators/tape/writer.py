@@ -71,18 +71,8 @@ class Writer(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs: list[Value] = []
         constants: list[Tensor] = []
-
-        def known(x: Any) -> Any:
-            if isinstance(x, Tensor):
-                value = self.find(x)
-                if value is None:
-                    constants.append(x)
-                    return x
-                inputs.append(value)
-                return value
-            return [known(y) for y in x] if isinstance(x, list | tuple) else x
-
-        own, named = [known(x) for x in args], {name: known(x) for name, x in kwargs.items()}
+        own = self._known(args, inputs, constants)
+        named = {name: self._known(x, inputs, constants) for name, x in kwargs.items()}
         if not inputs or func.overloadpacket.__name__ in _SHAPES_ONLY:
             return func(*args, **kwargs)
         self._refuse(func, inputs, constants)
@@ -97,6 +87,22 @@ class Writer(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._write(func, own, named, inputs, constants, [out] if isinstance(out, Tensor) else out)
         return out
+
+    def _known(self, x: Any, inputs: list[Value], constants: list[Tensor]) -> Any:
+        """An argument with values in the places of tensors that are followed; tensors are told apart by the way.
+
+        No function inside another: one that calls itself is a ring, and would hold the whole tape.
+        """
+        if isinstance(x, list | tuple):
+            return [self._known(y, inputs, constants) for y in x]
+        if not isinstance(x, Tensor):
+            return x
+        value = self.find(x)
+        if value is None:
+            constants.append(x)
+            return x
+        inputs.append(value)
+        return value
 
     def _refuse(self, func: Any, inputs: list[Value], constants: list[Tensor]) -> None:
         if not torch.is_grad_enabled():
