@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ritz
-from ritz.operators.tape import Tape, Tapes, Untaped, kept, layers
+from ritz.operators.tape import Tape, Tapes, Untaped, factors, kept, layers
 
 MATRICES = ("Hessian", "GGN", "EmpiricalFisher")
 PLAN = ritz.Plan(chunk=50, route="forward")
@@ -196,7 +196,7 @@ def test_every_operation_has_its_derivatives(name, on_gpu, monkeypatch):
         pushed.append(gradient(flat(back) @ v, (u,))[0])
         bent.append(flat(gradient(flat(slope) @ v, inputs)))
     tape = Tape(fn, params)
-    assert any(getattr(rule, "folds", False) for rule in tape._rules) == (on_gpu and name in FOLDED)
+    assert any(getattr(rule, "folds", False) for rule in tape.rules) == (on_gpu and name in FOLDED)
     torch.testing.assert_close(tape.out, out.detach())
     torch.testing.assert_close(tape.push(rows)[0], torch.stack(pushed).detach())
     image = {n: torch.full((3, *p.shape), torch.nan) for n, p in params.items()}
@@ -492,3 +492,90 @@ def test_an_operator_is_copied_without_its_tapes():
     other = copy.deepcopy(G)
     assert not other._tapes.keeps
     assert torch.equal(other.rows(V), found)
+
+
+# ------------------------------------------------------------------------------------------ few outputs, in factors
+
+
+@pytest.fixture
+def everywhere(monkeypatch) -> None:
+    """Factors also where they take more work, and for modules of the tests' own."""
+    monkeypatch.setattr(kept, "pays", lambda tape, size, k: tape.placed and tape.out.numel() % size == 0)
+    monkeypatch.setattr(ritz.Risk, "static", True)
+
+
+NOT_APART = ("residual_train", "attention")  # statistics of the batch; samples that are not the first dimension
+
+
+@pytest.mark.parametrize("matrix", ["GGN", "EmpiricalFisher"])
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_products_in_factors_are_those_of_dense_matrices(name, matrix, everywhere):
+    A = made(matrix, cases.problem(name).risk(plan=PLAN))
+    for _ in range(2):  # found, and kept
+        assert cases.relative(A.dense(), cases.truth(name, matrix)) < 1e-11
+    assert bool(A._tapes._factored) == (name not in NOT_APART)
+
+
+class Reaching(nn.Module):
+    """Probabilities, whose sum over outputs is constant, of logits less their mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.last(x)
+        return (z - z.mean(0)).softmax(1)
+
+
+def test_samples_that_reach_each_other_are_noticed_behind_a_softmax(everywhere):
+    torch.manual_seed(0)
+    data = [(torch.randn(6, 4), torch.rand(6, 2))]
+    problem = cases.Problem(Reaching(), nn.MSELoss(), data, mode="train")
+    G = ritz.GGN(problem.risk(plan=PLAN))
+    assert cases.relative(G.dense(), cases.dense_ggn(problem)) < 1e-11
+    assert G._tapes.tried
+    assert not G._tapes.apart
+
+
+def dense(classes: int, size: int = 6) -> ritz.Risk:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(90, 80), nn.Tanh(), nn.Linear(80, 70), nn.ReLU(), nn.Linear(70, classes))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(size, 90), torch.randint(classes, (size,))))
+
+
+@pytest.mark.parametrize(("classes", "k", "used"), [(2, 8, True), (2, 1, False), (5, 64, True), (10, 64, False)])
+def test_factors_are_used_for_few_outputs_and_many_vectors(classes, k, used):
+    G = ritz.GGN(dense(classes))
+    G.rows(G.probes(range(k), seed=0))
+    assert bool(G._tapes._factored) == used
+
+
+def test_factors_are_found_once_and_forgotten_with_the_weights(monkeypatch):
+    risk = dense(2)
+    G, found = ritz.GGN(risk), []
+    monkeypatch.setattr(kept, "factored", lambda *args: found.append(1) or factors.factored(*args))
+    V = G.probes(range(8), seed=0)
+    before = G.rows(V)
+    assert torch.equal(G.rows(V), before)
+    assert len(found) == 1
+    with torch.no_grad():
+        risk.model[2].weight.mul_(1.5)
+    after = G.rows(V)
+    assert len(found) == 2
+    assert cases.relative(after, before) > 1e-3
+    assert cases.relative(after, ritz.GGN(dense_like(risk)).rows(V)) < 1e-12
+
+
+def dense_like(risk: ritz.Risk) -> ritz.Risk:
+    """The same, of which nothing is kept."""
+    return ritz.Risk(risk.model, nn.CrossEntropyLoss(), next(iter(risk.batches)).data, plan=ritz.Plan(cache=False))
+
+
+def test_factors_are_kept_up_to_a_size(monkeypatch):
+    risk = dense(2, size=12)
+    monkeypatch.setattr(kept, "FACTORS", 3 * 6 * (80 + 70 + 2) * 8)  # of 6 of the 12 samples
+    G = ritz.GGN(ritz.Risk(risk.model, nn.CrossEntropyLoss(), next(iter(risk.batches)).data, batch_size=6))
+    V = G.probes(range(8), seed=0)
+    assert cases.relative(G.rows(V), ritz.GGN(dense_like(risk)).rows(V)) < 1e-12
+    assert len(G._tapes._factored) == 1

@@ -80,7 +80,7 @@ class JacobianProduct(RiskOperator):
     def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         tapes, found = self._tapes, None
         if len(rows) > 1 or tapes.keeps or not tapes.tried:  # else a tape costs the host more than it spares
-            found = tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows))
+            found = tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows), straight=len(rows))
         if found is None and tapes.hidden:  # forward mode would look into torch.no_grad()
             with contextlib.suppress(NotImplementedError):
                 found = self._reverse(params, batch, rows)

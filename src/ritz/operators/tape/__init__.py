@@ -14,6 +14,7 @@ weights are added up where they lie in the image.
     tape      the two walks
     writer    writes the operations of a forward pass down, below autograd
     rules     how each operation is differentiated, `layers` those of some layers, `sinks` where sums are gathered
+    factors   the Jacobian of few outputs, for which tangents need not go from layer to layer
     kept      tapes of the batches of a risk, from one product to the next
 """
 

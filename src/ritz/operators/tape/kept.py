@@ -14,6 +14,7 @@ from ...batches import Batch, tensors_of
 from ...memory import free_memory, is_shortage
 from ...replay import place_of, settings_of
 from ...risk import Params, Risk
+from .factors import factored, pays, room_of
 from .rules import Hidden
 from .tape import Tape
 
@@ -22,13 +23,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHARE, MOST = 0.25, 1 << 30  # part of the free memory, and bytes, that the tapes of one operator may take
+FACTORS = 1 << 29  # bytes of those in factors: the same everywhere, since they are rounded in their own way
 
 
 class Tapes:
     """The tapes of one risk.
 
     They are kept on a CPU, for data that is cached and models of known modules alone, whose every call is the same:
-    until a weight, a buffer, a setting of a module or the data changes. Numbers do not depend on whether one was kept.
+    until a weight, a buffer, a setting of a module or the data changes. Numbers do not depend on whether one was kept,
+    and those of one in factors by rounding alone.
 
     Example:
         >>> risk = Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
@@ -45,11 +48,13 @@ class Tapes:
         self.works = not (risk.opaque or risk.sharded)  # until a forward pass turns out to be one that is not followed
         self.tried = self.hidden = False  # whether one was written; whether derivatives are known to autograd alone
         self.keeps = False
+        self.apart = True  # until samples of a batch turn out to reach each other
         self._forget()
 
     def _forget(self) -> None:
-        self._room = 0.0
+        self._room, self._more = 0.0, float(FACTORS)
         self._kept: dict[Hashable, Tape] = {}
+        self._factored: dict[Hashable, Tape] = {}
         self._weights: list[Tensor] = []  # copies, as of the tapes that are kept
         self._settings: Hashable = None
 
@@ -71,16 +76,21 @@ class Tapes:
         """By their values: what is written to `weight.data` is not counted by torch."""
         return all(map(torch.equal, self._weights, self._state()))
 
-    def along(self, params: Params, batch: Batch, product: Callable[[Tape], T], held: Params | None = None) -> T | None:
+    def along(
+        self, params: Params, batch: Batch, product: Callable[[Tape], T], held: Params | None = None, straight: int = 0
+    ) -> T | None:
         """`product` of the tape of a batch; None where the forward pass cannot be followed, or an operation fails.
 
         To be called inside `session`. With all other tensors of the model in `held` the tape is for this call alone.
+        If it is for first derivatives alone, along so many vectors `straight`, it may be one in factors.
         """
         if not self.works:
             return None
         self.tried = True
         try:
-            return product(self._tape(params, batch) if held is None else self._written(params, batch, held))
+            if held is not None:
+                return product(self._written(params, batch, held))
+            return product(self._in_factors(params, batch, straight) if straight else self._tape(params, batch))
         except (RuntimeError, TypeError, LookupError, AssertionError) as error:
             if is_shortage(error):
                 raise
@@ -99,9 +109,27 @@ class Tapes:
             return self._kept[key]
         tape = self._written(params, batch, {})
         if key is not None and (size := 2 * tape.size) <= self._room:  # values, and gradients in them
-            self._weights = self._weights or [x.clone() for x in self._state()]
+            self._remember()
             self._kept[key], self._room = tape, self._room - size
         return tape
+
+    def _in_factors(self, params: Params, batch: Batch, k: int) -> Tape:
+        """The tape, or where it pays and can be kept another in factors."""
+        tape = self._tape(params, batch)
+        if not (self.keeps and self.apart and pays(tape, batch.size, k)):
+            return tape
+        key = self._key(params, batch)
+        found = self._factored.get(key)
+        if found is None and (size := room_of(tape, batch.size)) <= self._more:
+            found = factored(tape, batch.size)
+            self.apart = found is not None
+            if found is not None:
+                self._remember()
+                self._factored[key], self._more = found, self._more - size
+        return found or tape
+
+    def _remember(self) -> None:
+        self._weights = self._weights or [x.clone() for x in self._state()]
 
     @staticmethod
     def _key(params: Params, batch: Batch) -> Hashable:

@@ -130,6 +130,12 @@ class Matrices(Rule):
         *first, self.a, self.b = step.args
         self.bias: Any = first[0] if first else None
 
+    @property
+    def walk(self) -> int:
+        """Multiplications for the tangent of what is no parameter, on its way through."""
+        between = sum(isinstance(x, Value) and not x.placed for x in (self.a, self.b))
+        return between * tensor_of(self.a).numel() * tensor_of(self.b).shape[-1]
+
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
         out: Tensor | None = None
         if isinstance(self.a, Value):

@@ -1,7 +1,8 @@
 """The walks along a tape."""
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeGuard
 
 import torch
@@ -44,24 +45,32 @@ class Tape:
         with Writer(params) as writer:
             self.out = fn(dict(params))
         writer.check()
-        self._leaves, self._end = writer.leaves, writer.find(self.out)
-        self._rules = [rule_of(step) for step in _needed(writer.steps, self._end)]
-        self._last = _last_uses(self._rules, self._end)
-        self._spare = _spare(self._rules, self._end)
+        self._leaves, end = writer.leaves, writer.find(self.out)
+        self._wind([rule_of(step) for step in _needed(writer.steps, end)], end)
+
+    def _wind(self, rules: Sequence[Rule], end: Value | None) -> None:
+        self.rules, self.end = rules, end
+        self._last, self._spare = _last_uses(rules, end), _spare(rules, end)
         self._shared: tuple[Tensor, Dots] | None = None  # a gradient in the outputs, and in every value
+
+    def by(self, rules: Sequence[Rule], end: Value) -> "Tape":
+        """The way from the same parameters to the same outputs by other operations."""
+        other = copy.copy(self)
+        other._wind(rules, end)
+        return other
 
     def push(self, rows: Rows, keep: bool = False) -> tuple[Tensor, Dots]:
         """J v (k, *out.shape) for each row v, and the tangents of all values, if they are to be kept."""
         dots: Dots = {value: rows[name] for name, value in self._leaves.items()}
-        for rule, done, spare in zip(self._rules, self._last, self._spare, strict=True):
+        for rule, done, spare in zip(self.rules, self._last, self._spare, strict=True):
             found = rule.push(dots, spare)  # type: ignore[arg-type]
             dots.update((v, d) for v, d in zip(rule.step.outs, found, strict=True) if v is not None and d is not None)
             if not keep:
                 for value in done:
                     dots.pop(value, None)
-        if self._end is None:
+        if self.end is None:
             return self.out.new_zeros(len(next(iter(rows.values()))), *self.out.shape), dots
-        return dots[self._end], dots
+        return dots[self.end], dots
 
     def pull(self, bars: Tensor, into: Rows) -> None:
         """J'u for each of the cotangents (k, *out.shape), written into (k, *shape) tensors by name."""
@@ -77,32 +86,36 @@ class Tape:
             into: (k, *shape) tensors by name.
         """
         if self._shared is None or not torch.equal(self._shared[0], bar):
-            self._shared = bar, self._gradients(bar)
+            self._shared = bar, self.between(bar[None])
         self._back(bars, into, self._shared[1], dots)
 
-    def _gradients(self, bar: Tensor) -> Dots:
-        """The gradient in every value between, (1, *shape); in the parameters it is not asked for."""
-        sinks: dict[Value | None, Sink] = {self._end: Sink(bar[None])}
-        for rule in reversed(self._rules):
-            bars = [sinks[v].total if v in sinks else None for v in rule.step.outs]
+    def between(self, bars: Tensor, wanted: Container[Value | None] | None = None) -> Dots:
+        """What flows back to the values between, all or the wanted ones, (k, *shape); parameters are not asked."""
+        sinks: dict[Value | None, Sink] = {self.end: Sink(bars)}
+        for rule in reversed(self.rules):
+            outs = [sinks[v].total if v in sinks else None for v in rule.step.outs]
             into = [None if v.placed else sinks.setdefault(v, Sink()) for v in rule.step.inputs]
-            if any(b is not None for b in bars) and any(s is not None for s in into):
-                rule.pull(bars, into)
+            if any(b is not None for b in outs) and any(s is not None for s in into):
+                rule.pull(outs, into)
+            if wanted is not None:
+                for value in rule.step.outs:
+                    if value not in wanted:
+                        sinks.pop(value, None)
         return {value: sink.total for value, sink in sinks.items() if sink.total is not None}
 
     def _back(self, bars: Tensor, into: Rows, shared: Dots, dots: Dots) -> None:
         sinks: dict[Value | None, Sink] = {}
         for name, value in self._leaves.items():
             sinks[value] = Place(into[name])
-        for rule in self._rules:
-            if _is_placed(rule):
+        for rule in self.rules:
+            if is_placed(rule):
                 place = sinks[rule.step.inputs[0]]
                 assert isinstance(place, Place)
                 views = zip(rule.step.outs, rule.places(place.total), strict=True)
                 sinks |= {value: Place(view, place) for value, view in views}
-        sinks.setdefault(self._end, Sink()).add(bars)
-        for rule in reversed(self._rules):
-            if _is_placed(rule):
+        sinks.setdefault(self.end, Sink()).add(bars)
+        for rule in reversed(self.rules):
+            if is_placed(rule):
                 continue
             outs = rule.step.outs
             own = [sinks.pop(v, None) for v in outs]
@@ -119,16 +132,21 @@ class Tape:
             sinks[value].close()  # type: ignore[attr-defined]
 
     @property
+    def placed(self) -> bool:
+        """Whether all parameters have a place in the image, and the outputs are none of them."""
+        return self.end is not None and not self.end.placed and all(v.placed for v in self._leaves.values())
+
+    @property
     def size(self) -> int:
         """Bytes that it holds."""
-        held = [v.tensor for rule in self._rules for v in (*rule.step.inputs, *rule.step.outs) if v is not None]
-        held += [x for rule in self._rules for x in vars(rule).values() if isinstance(x, Tensor)]
+        held = [v.tensor for rule in self.rules for v in (*rule.step.inputs, *rule.step.outs) if v is not None]
+        held += [x for rule in self.rules for x in vars(rule).values() if isinstance(x, Tensor)]
         held += self._shared[1].values() if self._shared is not None else ()
         memory = [(x.untyped_storage(), x.numel() * x.element_size()) for x in held]
         return sum({storage._cdata: min(size, storage.nbytes()) for storage, size in memory}.values())
 
 
-def _is_placed(rule: Rule) -> TypeGuard[View]:
+def is_placed(rule: Rule) -> TypeGuard[View]:
     """Whether it is a view of a parameter, whose gradient has a place."""
     first = rule.step.outs[0]
     return isinstance(rule, View) and first is not None and first.placed

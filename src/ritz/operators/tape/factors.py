@@ -1,0 +1,130 @@
+"""The Jacobian of few outputs in factors: layer by layer, what parameters do to its results, and these to the outputs.
+
+Let y be the results of an operation that reads parameters, y' their tangents for its own parameters alone, and
+
+    D [b, c] = d out [b, c] / d y [b]
+
+for sample b and its output c. If samples do not reach each other, J v is the sum of D [b] y' [b] over these operations,
+and J'u what flows back to their parameters from D [b]' u [b]. The D of all take a walk back for each of C outputs, once
+for all vectors; then no tangent is multiplied with a weight, and of 4 products of a dense layer 2 are left.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .layers import rule_of
+from .rules import Bars, Dots, Matrices, Rule, Sinks, Step, Value
+from .tape import Tape, is_placed
+
+DEARER = 4  # a multiplication with D, of small matrices, against one with a weight
+
+
+class Joint(Rule):
+    """Outputs, or a part of them, from y and the other part: c + D y, sample by sample."""
+
+    def __init__(self, step: Step, factor: Tensor) -> None:
+        super().__init__(step)
+        self.factor = factor  # (B, C, n)
+
+    def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
+        *others, dot = (dots[v] for v in self.step.inputs)
+        by_sample = dot.reshape(len(dot), len(self.factor), -1).transpose(0, 1)  # (B, k, n)
+        out = (by_sample @ self.factor.mT).transpose(0, 1).reshape(len(dot), *self.out.shape)
+        return (sum(others, out),)
+
+    def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
+        (bar,), (*others, y) = bars, into
+        for other in others:
+            other.add(bar)
+        k, size = len(bar), len(self.factor)
+        found = bar.new_empty(k, size, self.factor.shape[-1])
+        torch.bmm(bar.reshape(k, size, -1).transpose(0, 1), self.factor, out=found.transpose(0, 1))
+        y.add(found.reshape(k, *self.step.inputs[-1].tensor.shape), own=True)
+
+
+def pays(tape: Tape, size: int, k: int) -> bool:
+    """Whether products with k vectors take less work in factors, even the first, for which they are found.
+
+    By count, so that it is the same each time.
+    """
+    if tape.out.device.type != "cpu" or tape.out.numel() % size or not tape.placed:
+        return False
+    walk = sum(rule.walk for rule in tape.rules if isinstance(rule, Matrices))
+    num, results = tape.out.numel() // size, sum(rule.out.numel() for rule in _readers(tape))
+    return num * (walk + 2 * DEARER * k * results) < 2 * k * walk
+
+
+def room_of(tape: Tape, size: int) -> int:
+    """Bytes that the factors take."""
+    return (tape.out.numel() // size + 1) * sum(rule.out.nbytes for rule in _readers(tape))
+
+
+def factored(tape: Tape, size: int) -> Tape | None:
+    """The same products in factors, for a batch of `size` samples; None where samples reach each other.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> tape = Tape(lambda p: torch.mm(torch.mm(x, p["v"]), p["w"]), {n: torch.ones(1, 1) for n in "vw"})
+        >>> found = factored(tape, size=2)
+        >>> found.push({"v": torch.full((1, 1, 1), 3.0), "w": torch.full((1, 1, 1), 5.0)})[0].tolist()  # x (3 + 5)
+        [[[8.0], [16.0]]]
+        >>> factored(Tape(lambda p: torch.ones(2, 2) @ (x * p["w"]), {"w": torch.ones(1)}), size=2)  # sums over samples
+    """
+    readers = _readers(tape)
+    found = tape.between(_ends(tape.out, size), {v for rule in readers for v in rule.step.outs})
+    rules: list[Rule] = [rule for rule in tape.rules if is_placed(rule)]
+    before: list[Value] = []
+    for rule in readers:
+        y, *others = rule.step.outs
+        factor = _apart(found.pop(y, None), size)
+        if y is None or factor is None or any(v in found for v in others):
+            return None
+        end = Value(tape.out)
+        rules += rule_of(_held(rule.step)), Joint(Step(None, [], {}, [*before, y], [tape.out], [end]), factor)
+        before = [end]
+    return tape.by(rules, end)
+
+
+def _readers(tape: Tape) -> list[Rule]:
+    """The operations that read parameters, or views of them."""
+    return [rule for rule in tape.rules if any(v.placed for v in rule.step.inputs) and not is_placed(rule)]
+
+
+def _ends(out: Tensor, size: int) -> Tensor:
+    """Cotangents (C + 1, *out.shape): each output of all samples by itself, and random ones of some samples."""
+    num = out.numel() // size
+    units = torch.eye(num, dtype=out.dtype).expand(size, num, num)
+    drawn = torch.Generator().manual_seed(0)  # ones would end in a softmax
+    some = torch.randn(1, size, num, generator=drawn, dtype=out.dtype)
+    some[:, ~_some(size)] = 0.0
+    return torch.cat([units.transpose(0, 1), some]).reshape(num + 1, *out.shape)
+
+
+def _some(size: int) -> Tensor:
+    """Of so many samples about a half, in no order."""
+    return torch.arange(size).sin() > 0
+
+
+def _apart(bars: Tensor | None, size: int) -> Tensor | None:
+    """D (B, C, n) from what flows back to y; None if some samples reach the y of others, or it cannot be told."""
+    if bars is None or bars[0].numel() % size:
+        return None
+    by_sample = bars.reshape(len(bars), size, -1)
+    if bool(by_sample[-1][~_some(size)].any()):
+        return None
+    return by_sample[:-1].transpose(0, 1)
+
+
+def _held(step: Step) -> Step:
+    """The same operation, as one of its parameters alone."""
+
+    def put(x: object) -> object:
+        if isinstance(x, list):
+            return [put(y) for y in x]
+        return x.tensor if isinstance(x, Value) and not x.placed else x
+
+    inputs = [v for v in step.inputs if v.placed]
+    kwargs = {name: put(x) for name, x in step.kwargs.items()}
+    return Step(step.func, [put(x) for x in step.args], kwargs, inputs, step.results, step.outs)
