@@ -25,6 +25,8 @@ from .comm import World
 
 Distribution = Literal["rademacher", "normal"]
 
+_PIECE = 1 << 14  # elements that a matrix product adds up by itself
+
 
 @dataclass(frozen=True)
 class ParamSpace:
@@ -202,7 +204,7 @@ class Shard:
     def project_out(self, part: Tensor, basis: Tensor, times: int = 1) -> Tensor:
         """Rows less what they have along orthonormal ones; all of them in parts."""
         for _ in range(times):
-            part = part - self.sum(part @ basis.T) @ basis
+            part = torch.addmm(part, self.sum(row_products(part, basis)).to(part.dtype), basis, alpha=-1)
         return part
 
 
@@ -224,6 +226,24 @@ def row_norms(rows: Tensor) -> Tensor:
         [5.0]
     """
     return row_dots(rows, rows).sqrt()
+
+
+def row_products(left: Tensor, right: Tensor) -> Tensor:
+    """Products of all rows (k, dim) with all rows (m, dim), (k, m) float64, added up in float64 piece by piece.
+
+    One matrix product would add float32 in order on a CPU, and of 15 million squares lose a thousandth.
+
+    Example:
+        >>> row_products(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[3.0, 4.0]])).tolist()
+        [[11.0], [4.0]]
+    """
+    size = max(_PIECE, 1 << max(0, left.shape[1].bit_length() - 14))  # pieces are 2^14 at most, for any device
+    whole = left.shape[1] // size * size
+    found = (left[:, whole:] @ right[:, whole:].T).double()
+    if whole:
+        pieces = (rows[:, :whole].unflatten(1, (-1, size)).transpose(0, 1) for rows in (left, right))
+        found += torch.bmm(next(pieces), next(pieces).mT).double().sum(0)
+    return found
 
 
 def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:

@@ -67,7 +67,9 @@ def test_functions_of_the_matrix_hold_the_value_of_float64_where_they_are_not_re
             (s.mass(below=0.5 * norm), (values <= 0.5 * norm).double().mean()),
             (s.moment(3), values.pow(3).sum()),
         ):
-            assert float(found.interval()[0]) <= float(truth) <= float(found.interval()[1])
+            low, high = (float(end) for end in found.interval())
+            slack = 1e-14 * abs(float(truth))  # a share of 146 of 147 eigenvalues is a sum of weights here
+            assert low - slack <= float(truth) <= high + slack
         with pytest.raises(ValueError, match=r"eigenvalues reach down|drowns in the round-off"):
             s.logdet(5 * s.rounding)
 

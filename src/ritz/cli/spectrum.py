@@ -84,12 +84,13 @@ def work(session: Session, spec: SpectrumSpec) -> Answer:
 def _slope(risk: Any) -> "dict[str, Estimate]":
     """Where on the landscape the matrix is taken."""
     from ..results import Estimate
+    from ..space import row_norms
 
     fields: dict[str, Any] = {"exact": True, "convention": risk.convention()}
     loss = Estimate(name="loss", value=risk.loss(), **fields)
     return {
         "loss": loss,
-        "gradient_norm": Estimate(name="gradient norm", value=float(risk.gradient().norm()), **fields),
+        "gradient_norm": Estimate(name="gradient norm", value=float(row_norms(risk.gradient()[None])), **fields),
     }
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..intervals import Affine, ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
-from ..space import row_dots
+from ..space import row_dots, row_products
 
 
 def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> IntervalRule:
@@ -33,7 +33,7 @@ def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Inte
     num = len(rows)
     if num < 3:
         return StudentT(num - 1)
-    forms = (rows @ image.T).double().cpu()  # (K, K)
+    forms = row_products(rows, image).cpu()  # (K, K)
     forms = (forms + forms.T) / 2
     apart = forms - torch.diag(forms.diagonal())
     square = float(torch.stack([row_dots(own, own) for own in image.split(1)]).mean())
@@ -73,7 +73,7 @@ def square_rule(tail: Tensor, head: float) -> IntervalRule:
     num = len(tail)
     if num < 2:
         return StudentT(num - 1)
-    forms = (tail @ tail.T).double().cpu()
+    forms = row_products(tail, tail).cpu()
     pairs = forms.square().sum() - forms.diagonal().square().sum()
     square = float(pairs) / (num * (num - 1)) * (num + 1) / (num - 1)
     dof = matched_dof(num, float(forms.diagonal().mean()), square, tail.shape[1])

@@ -16,7 +16,7 @@ from ..krylov.head import BlockSpace, Head, find_head
 from ..krylov.lanczos import LanczosState, Reorthogonalize, extend, start, underflows
 from ..krylov.tridiagonal import Tridiagonal
 from ..operators.algebra import Metered
-from ..space import Shard
+from ..space import Shard, row_products
 from .precision import Precision, compare_precisions
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
@@ -191,7 +191,9 @@ class KrylovRun:
         def observe(step: int, rows: Tensor, image: Tensor) -> None:
             if step == 0:
                 # H Q v = Q H Q v + U U'H Q v, and U'H Q is the residual rows of the head
-                full = image if head is None else image + shard.sum(rows @ head.residual_rows.T) @ head.vectors
+                full = image
+                if head is not None:
+                    full = image + shard.sum(row_products(rows, head.residual_rows)).to(image.dtype) @ head.vectors
                 self.layers.append(left * self._segments(rows * image, full.square()))
             self.report()
 

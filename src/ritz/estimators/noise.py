@@ -26,7 +26,7 @@ from ..operators.risk_operator import RiskOperator
 from ..reducers import Moments, sum_pieces
 from ..results import Estimate, from_samples
 from ..risk import Params, Risk
-from ..space import random_uniform
+from ..space import random_uniform, row_dots, row_norms
 
 Curvature = Literal["hessian", "ggn"]
 Target = Literal["population", "empirical"]
@@ -87,7 +87,7 @@ def curvature_noise(
     risk.check()
     batches = risk.batches.sample(num_batches, batch_size, seed)
     rows = operator.probes(range(num_probes), seed, "normal")
-    rows = rows / rows.norm(dim=1, keepdim=True)
+    rows = rows / row_norms(rows).to(rows.dtype)[:, None]
     increments, mean, gradient = _walk(operator, rows, batches, progress)
     # against the data themselves, drawing without replacement leaves less to chance: 1 / B - 1 / N for one batch, and
     # 1 / nB - 1 / N for the mean of all
@@ -224,7 +224,8 @@ class _Pairs:
             self.first = image
             return
         first, self.first = self.first, None
-        self.rows.append(torch.stack([first @ image, (first @ first + image @ image) / 2]).double().cpu())
+        across, *own = row_dots(torch.stack([first, first, image]), torch.stack([image, first, image]))
+        self.rows.append(torch.stack([across, sum(own) / 2]).cpu())
 
     def merge(self, other: "_Pairs") -> None:
         """Pairs that come after these."""

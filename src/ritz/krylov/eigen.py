@@ -21,9 +21,9 @@ from .. import stopping
 from ..checkpoint import Checkpoint, Saved, State
 from ..errors import NonFiniteError, NumericalWarning, StoppedError
 from ..fingerprints import resumable
-from ..operators.algebra import Metered
+from ..operators.algebra import Metered, project_out
 from ..operators.base import Operator, full_precision
-from ..space import row_norms
+from ..space import row_norms, row_products
 from .head import BlockSpace, Progress, dense_eigenpairs
 from .pairs import EigenPairs as EigenPairs
 from .pairs import Which as Which
@@ -349,7 +349,7 @@ class _Search:
         other = stopping.MAX_PRODUCTS if self._spent() else stopping.NOISE_FLOOR
         if by_noise and self._parted(coefficients, rows, images):
             other = stopping.STAGNATION
-        projected = (rows @ images.T).double().cpu()
+        projected = row_products(rows, images).cpu()
         values, axes = torch.linalg.eigh((projected + projected.T) / 2)
         order = select(values, self.k, self.which)
         turn = axes[:, order].T.to(rows)
@@ -361,7 +361,7 @@ class _Search:
     def _parted(self, coefficients: Tensor, rows: Tensor, images: Tensor) -> bool:
         """Whether recurrence and product differ on the pair that is furthest from converged, by half its residual."""
         residuals = self.space.shard.whole(self.space.residual_rows(coefficients))
-        across = images - (images @ rows.T) @ rows  # both are orthogonal to the pairs
+        across = project_out(images, rows)  # both are orthogonal to the pairs
         sizes = row_norms(across)
         worst = int(sizes.argmax())
         return float(row_norms(across - residuals)[worst]) >= _PARTED * float(sizes[worst])

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..comm import SELF
 from ..errors import NonFiniteError
 from ..operators.base import Operator
-from ..space import Shard, row_norms
+from ..space import Shard, row_norms, row_products
 from ..storage import equal, save
 from .lanczos import BREAKDOWN
 
@@ -266,8 +266,8 @@ class BlockSpace:
         image = self.shard.part(image)
         entries = torch.zeros(len(image), self.size, dtype=torch.float64, device=image.device)
         for _ in range(2):
-            part = self.shard.sum(image @ basis.T)  # (b, size)
-            image = torch.addmm(image, part, basis, alpha=-1)
+            part = self.shard.sum(row_products(image, basis))  # (b, size)
+            image = torch.addmm(image, part.to(image.dtype), basis, alpha=-1)
             entries += part
         self.matrix[new, : self.size] = entries
         squares = entries.square().sum(1) + self.shard.norms(image).square()
@@ -282,7 +282,7 @@ class BlockSpace:
         """
         alive = self.alive[: self.known].cpu()
         matrix = self.matrix[: self.known, : self.known].cpu()[alive][:, alive]
-        gram = self.shard.sum(self.residual @ self.residual.T).double().cpu()
+        gram = self.shard.sum(row_products(self.residual, self.residual)).cpu()
         if not bool(matrix.isfinite().all() & gram.isfinite().all()):
             refuse_non_finite(self.op)
         values, vectors = torch.linalg.eigh(matrix)  # reads the lower triangle
@@ -326,13 +326,13 @@ def orthonormalised(
     shard = shard or Shard(SELF, rows.shape[1])
     for least in (floor, 0.5):  # the second time a row of length 1 that loses half of it was round-off
         for _ in range(2):
-            rows = torch.addmm(rows, shard.sum(rows @ basis.T), basis, alpha=-1)
+            rows = shard.project_out(rows, basis)
         done = torch.zeros_like(rows)
         alive = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for i in range(len(rows)):
             row = rows[i : i + 1]
             for _ in range(2):
-                row = torch.addmm(row, shard.sum(row @ done[:i].T), done[:i], alpha=-1)
+                row = shard.project_out(row, done[:i])
             norm = shard.norms(row)  # (1,)
             dead = norm <= least
             done[i : i + 1] = (row / torch.where(dead, 1.0, norm).to(row.dtype)[:, None]).masked_fill(
@@ -380,5 +380,5 @@ def _spectral_norm(rows: Tensor, shard: Shard) -> float:
     """||R||_2 from the Gram matrix of the rows, given in parts; 0 for none."""
     if not len(rows):
         return 0.0
-    gram = shard.sum(rows @ rows.T).double().cpu()
+    gram = shard.sum(row_products(rows, rows)).cpu()
     return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

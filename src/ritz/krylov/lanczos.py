@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..comm import SELF, World
 from ..operators.base import Operator
-from ..space import Shard, row_dots
+from ..space import Shard, row_dots, row_products
 from ..storage import equal, save
 from .tridiagonal import Tridiagonal
 
@@ -304,16 +304,20 @@ def _reorthogonalised(
     """
     products = []
     for piece in _brought(basis, rows.device):
-        own = piece.transpose(0, 1)  # (k, m, dim)
-        along = shard.sum(torch.bmm(own, rows[:, :, None]))  # (k, m, 1)
-        rows = torch.baddbmm(rows[:, None, :], along.transpose(1, 2), own, alpha=-1)[:, 0]
+        along = shard.sum(_along(piece, rows))  # (k, m)
+        rows = torch.baddbmm(rows[:, None, :], along.to(rows.dtype)[:, None], piece.transpose(0, 1), alpha=-1)[:, 0]
         if measured is not None:
-            products.append(shard.sum(torch.bmm(own, measured[:, :, None]))[:, :, 0].double())
+            products.append(shard.sum(_along(piece, measured)))
     if measured is None:
         return rows, None
     overlaps = torch.cat(products, dim=1)  # (k, m)
     overlaps[:, -1] -= 1.0
     return rows, overlaps.abs().amax(1)
+
+
+def _along(basis: Tensor, rows: Tensor) -> Tensor:
+    """What each of the rows (k, dim) has along those of the same probe in basis (m, k, dim), (k, m) float64."""
+    return torch.cat([row_products(rows[i : i + 1], basis[:, i]) for i in range(len(rows))])
 
 
 def underflows(image: Tensor) -> bool:

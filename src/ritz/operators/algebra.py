@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..comm import SELF
 from ..errors import WeightsMovedError
-from ..space import ParamSpace, Shard, select
+from ..space import ParamSpace, Shard, row_products, select
 from .base import Operator
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Projected(Derived):
         if basis.ndim != 2 or basis.shape[1] != base.dim:
             raise ValueError(f"expected basis rows of shape (r, dim={base.dim}), got {tuple(basis.shape)}")
         self.basis = basis.to(base.device, base.dtype)
-        off = self.basis @ self.basis.T - torch.eye(len(basis), dtype=base.dtype, device=base.device)
+        off = row_products(self.basis, self.basis) - torch.eye(len(basis), dtype=torch.float64, device=base.device)
         if len(basis) and not float(off.abs().max()) <= torch.finfo(base.dtype).eps ** 0.5:
             raise ValueError(
                 f"the basis rows are not orthonormal (off by {float(off.abs().max()):.2g}); take a QR first"

@@ -19,7 +19,7 @@ from ..errors import UnsupportedError
 from ..losses import Kind, Uniforms
 from ..memory import is_shortage
 from ..risk import Params, Risk
-from ..space import random_uniform
+from ..space import random_uniform, row_products
 from .algebra import Derived
 from .base import Operator
 from .derivatives import missing_operation, refuse_once_differentiable
@@ -275,7 +275,8 @@ class GradientCovariance(Derived):
     def _rows(self, rows: Tensor) -> Tensor:
         if self._key != self.risk.version():
             self._gradient, self._key = self.risk.gradient(), self.risk.version()
-        return self.base.rows(rows) - torch.outer(rows @ self._gradient, self._gradient)
+        along = row_products(rows, self._gradient[None]).to(rows.dtype)
+        return self.base.rows(rows) - along * self._gradient
 
     def block(self, pattern: str | Sequence[str]) -> Operator:
         """The principal sub-matrix of the parameters whose names match."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..estimators.noise import Curvature
@@ -18,6 +19,7 @@ from ..operators.algebra import Derived
 from ..operators.base import Operator
 from ..results import Estimate
 from ..risk import Risk
+from ..space import row_dots
 from .streaming import MATRICES
 
 Momentum = Literal["heavy_ball", "nesterov", "average"]
@@ -243,8 +245,8 @@ def reduction_ratio(
     matrix = MATRICES[curvature or ("hessian" if risk.opaque else "ggn")]
     start = risk.at(before)
     step = risk.space.join(risk.params()) - risk.space.join(start.params())
-    square = float(step @ (matrix(start) @ step)) + damping * float(step @ step)
-    foretold = float(start.gradient() @ step) + square / 2
+    slope, bend, square = row_dots(torch.stack([start.gradient(), matrix(start) @ step, step]), step).tolist()
+    foretold = slope + (bend + damping * square) / 2
     change = risk.loss() - start.loss()
     return Estimate(
         name="reduction ratio",

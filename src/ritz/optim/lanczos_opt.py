@@ -15,7 +15,7 @@ from ..krylov.quadrature import eigen_system
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..risk import Risk
-from ..space import Shard
+from ..space import Shard, row_products
 from .streaming import MATRICES
 
 Start = Literal["random", "grad"]
@@ -175,7 +175,8 @@ class LanczosOpt(Optimizer):
         }
         damping = float(group["damping"])
         weights = 1 / (group["eta"] * (sharp + damping)) - 1 / damping
-        bracket: Tensor = gradient / damping + ((basis @ gradient) * weights.to(gradient)) @ basis
+        along = row_products(basis, gradient[None])[:, 0].to(gradient)
+        bracket: Tensor = gradient / damping + (along * weights.to(gradient)) @ basis
         return bracket
 
 

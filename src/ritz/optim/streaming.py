@@ -32,6 +32,7 @@ from ..operators.risk_operator import RiskOperator
 from ..reducers import Mean
 from ..results import Estimate, from_samples
 from ..risk import Params, Risk
+from ..space import row_dots
 
 Method = Literal["halves", "pairs"]
 
@@ -126,9 +127,9 @@ class Stream:
         return operator.probes([index], self.seed) / math.sqrt(operator.dim)
 
     def _keep(self, probe: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-        mean = (left + right) / 2
-        numbers = torch.stack([factor * (left - right).square().sum(), probe @ mean, left @ right]).tolist()
-        self.samples.append((numbers[0], numbers[1], numbers[2]))
+        apart, mean = left - right, (left + right) / 2
+        noise, form, square = row_dots(torch.stack([apart, probe, left]), torch.stack([apart, mean, right])).tolist()
+        self.samples.append((factor * noise, form, square))
 
     def take(self) -> dict[str, Estimate]:
         """Noise, trace and second moment of what was gathered, each over P; the next window starts empty."""

@@ -22,6 +22,7 @@ from ...operators.base import full_precision
 from ...reducers import Mean
 from ...results import Estimate, from_samples
 from ...risk import Params, Progress, Risk
+from ...space import row_products
 
 _REACH = 20  # doublings or halvings in search of a sigma
 _CLOSE = 1e-3  # a bracket of sigma this narrow is below what ten draws can tell
@@ -69,7 +70,7 @@ class Posterior:
         if self.vectors is None or self.variances is None:
             return self.sigma * rows
         basis = self.vectors.to(rows)
-        inner = rows @ basis  # (k, num of vectors)
+        inner = row_products(rows, basis.T).to(rows)  # (k, num of vectors)
         return self.sigma * rows + (inner * (self.variances.to(rows).sqrt() - self.sigma)) @ basis.T
 
 

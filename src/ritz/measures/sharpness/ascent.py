@@ -18,7 +18,7 @@ from ...batches import Batch
 from ...errors import NonFiniteError, WeightsMovedError
 from ...reducers import Mean
 from ...risk import Params, Risk
-from ...space import ParamSpace, random_uniform, row_norms
+from ...space import ParamSpace, random_uniform, row_norms, row_products
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +53,9 @@ class Chart:
 
     def pull(self, gradient: Tensor) -> Tensor:
         """The gradient in the coordinates, from that in the weights."""
-        return self.scale * (gradient if self.basis is None else self.basis @ gradient)
+        if self.basis is not None:
+            gradient = row_products(self.basis, gradient[None])[:, 0].to(gradient)
+        return self.scale * gradient
 
 
 class Surface:

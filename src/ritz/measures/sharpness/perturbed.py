@@ -20,7 +20,7 @@ from ...losses import CrossEntropy
 from ...operators.base import full_precision
 from ...results import Estimate, from_samples
 from ...risk import Risk
-from ...space import ParamSpace
+from ...space import ParamSpace, row_products
 from .ascent import Ball, Chart, Norm, Surface, Tick, climb_ball, climb_box, random_point
 
 Progress = Callable[[int, int], None]
@@ -102,7 +102,7 @@ def _box(risk: Risk, epsilon: float, subspace: int | None, seed: int) -> Chart:
         return Chart(epsilon * (origin.abs() + 1))
     basis = risk.space.probes(range(subspace), seed, "normal", dtype=risk.dtype, device=risk.device)  # (p, dim)
     # A^+ w by the normal equations: columns of random numbers are far from dependent
-    inner = torch.linalg.lstsq((basis @ basis.T).double(), (basis @ origin).double()[:, None]).solution[:, 0]
+    inner = torch.linalg.lstsq(row_products(basis, basis), row_products(basis, origin[None])).solution[:, 0]
     return Chart((epsilon * (inner.abs() + 1)).to(origin), basis)
 
 
