@@ -1,11 +1,18 @@
 """How much memory a device has left, and errors for want of it."""
 
+import contextlib
 import gc
+import mmap
 import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from .errors import RitzError
+
+idle: deque[mmap.mmap] = deque(maxlen=2)  # blocks on the host that were let go of, for the next of that size
 
 
 class NoRoomError(RitzError, torch.OutOfMemoryError):
@@ -41,20 +48,32 @@ def make_room(device: torch.device) -> None:
         True
     """
     gc.collect()
+    idle.clear()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def free_memory(device: torch.device) -> float | None:
-    """Bytes that are free on a device, that which torch keeps at hand counted in; None where the system does not tell.
+    """Bytes that are free for this process on a device; None where the system does not tell.
+
+    What torch keeps at hand is counted in. On a GPU no more than the share of its memory that the process may take
+    (`torch.cuda.set_per_process_memory_fraction`), on a CPU no more than is left to its control group: containers and
+    batch systems end a process that takes more.
 
     Example:
         >>> free_memory(torch.device("cpu")) is None or free_memory(torch.device("cpu")) > 0
         True
     """
     if device.type == "cuda":
-        at_hand = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + at_hand)
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in torch 2.6
+        return float(max(0.0, min(free, share * total - held)) + held - torch.cuda.memory_allocated(device))
+    known = [x for x in (_system_memory(), *_group_memory()) if x is not None]
+    return min(known) if known else None
+
+
+def _system_memory() -> float | None:
     try:
         with open("/proc/meminfo", encoding="utf8") as file:  # the cache of files counts as free there
             lines = (line.split() for line in file)
@@ -65,3 +84,36 @@ def free_memory(device: torch.device) -> float | None:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):
         return None
+
+
+# Files of a control group, version 2 and 1: the limit, what is taken, and which line of memory.stat is cache of files.
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _group_memory(root: Path = Path("/")) -> Iterator[float]:
+    """What is left to each of the control groups around this process that have a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):  # in a container the path may be that of the host: its top is there still
+            for files in _GROUP_FILES:
+                with contextlib.suppress(OSError, ValueError, KeyError):  # no such file; "max" is no limit
+                    yield _left(folder, *files)
+            if folder == top:
+                break
+
+
+def _left(folder: Path, limit: str, taken: str, cache: str) -> float:
+    most, used = (float((folder / name).read_text()) for name in (limit, taken))
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return max(0.0, most - used + float(stat[cache]))

@@ -1,9 +1,14 @@
 """Memory in large pages, and columns as rows."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from ritz import memory
 from ritz.operators import pages
 from ritz.operators.pages import as_rows, in_large_pages
 
@@ -36,7 +41,7 @@ def test_a_gradient_goes_through_the_turn():
 
 
 def test_advice_changes_no_element():
-    x = torch.arange(float(pages.LEAST // 8) + 3)
+    x = torch.arange(float(pages.LEAST // 4) + 3)
     before = x.clone()
     assert in_large_pages(x) is x
     assert torch.equal(x, before)
@@ -46,7 +51,7 @@ def test_advice_changes_no_element():
 
 def test_a_system_without_large_pages_is_left_alone(monkeypatch):
     monkeypatch.setattr(pages, "_madvise", lambda: None)
-    assert in_large_pages(torch.ones(pages.LEAST)).sum() == pages.LEAST
+    assert in_large_pages(torch.ones(pages.LEAST // 2)).sum() == pages.LEAST // 2
 
 
 def test_a_tensor_without_memory_is_left_alone():
@@ -57,4 +62,75 @@ def test_a_tensor_without_memory_is_left_alone():
 
 def test_advice_that_is_not_heeded_is_no_error(monkeypatch):
     monkeypatch.setattr(pages, "_madvise", lambda: lambda *_: -1)
-    assert in_large_pages(torch.ones(pages.LEAST)).sum() == pages.LEAST
+    assert in_large_pages(torch.ones(pages.LEAST // 2)).sum() == pages.LEAST // 2
+
+
+# ------------------------------------------------------------------------------------- blocks that wait for the next
+
+
+SIZE = pages.KEPT.start // 8  # numbers of float64, as tests are
+
+
+@pytest.fixture(autouse=True)
+def none_idle():
+    memory.idle.clear()
+    yield
+    memory.idle.clear()
+
+
+def test_a_block_that_was_let_go_of_is_used_again():
+    x = in_large_pages(torch.empty(2, SIZE))
+    place = x.data_ptr()
+    part = x[1, 5:]
+    del x
+    assert not memory.idle  # a view has its memory still
+    del part
+    assert len(memory.idle) == 1
+    assert in_large_pages(torch.empty(4 * SIZE, dtype=torch.float32)).data_ptr() == place
+
+
+def test_blocks_in_use_are_apart():
+    found = [in_large_pages(torch.empty(SIZE)) for _ in range(4)]
+    for number, x in enumerate(found):
+        x.fill_(number)
+    assert [x.unique().item() for x in found] == [0, 1, 2, 3]
+    del found, x
+    assert len(memory.idle) == 2  # no more are kept
+
+
+def test_one_of_another_size_goes_back_to_the_system():
+    in_large_pages(torch.empty(SIZE))
+    x = in_large_pages(torch.empty(SIZE + 1))
+    assert not memory.idle
+    assert x.shape == (SIZE + 1,)
+
+
+@pytest.mark.parametrize("size", [pages.KEPT.start - 8, pages.KEPT.stop + 7])
+def test_small_and_very_large_ones_do_not_wait(size):
+    x = torch.empty(size // 8)
+    assert in_large_pages(x) is x
+
+
+def test_where_each_operation_is_followed_a_tensor_is_as_torch_made_it():
+    with FlopCounterMode(display=False):
+        x = torch.empty(SIZE)
+        assert in_large_pages(x) is x
+
+
+def test_making_room_gives_idle_blocks_back():
+    in_large_pages(torch.empty(SIZE))
+    assert memory.idle
+    memory.make_room(torch.device("cpu"))
+    assert not memory.idle
+
+
+def test_a_tensor_in_a_block_is_copied_and_saved_as_any_other():
+    x = in_large_pages(torch.empty(SIZE)).fill_(2.0)
+    assert copy.deepcopy(x).sum() == 2 * SIZE
+    file = io.BytesIO()
+    torch.save(x[:3].clone(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).tolist() == [2.0, 2.0, 2.0]
+    y = x.clone().requires_grad_()
+    (y * x).sum().backward()
+    assert y.grad.sum() == 2 * SIZE

@@ -2,34 +2,54 @@
 
 The C library asks the system for a block over 32 MiB anew each time, and for many a smaller one that it gave back. It
 comes page by page, and a page of 4 KiB takes longer to get than to write to; in pages of 2 MiB it takes a quarter of
-the time. A product has two such blocks at least, its vectors as rows and their images.
+the time, where memory is not in pieces: then the system gathers them first, and takes longer still. A product has two
+such blocks at least, its vectors as rows and their images. Two that were let go of wait for the next product.
 """
 
 import ctypes
 import mmap
+import weakref
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..memory import idle
+
 LEAST = 1 << 22  # bytes: two large pages
+KEPT = range(1 << 25, (1 << 27) + 1)  # bytes of a block that waits for another product
 _BLOCK = 1 << 17  # elements that are turned at a time, so that they stay in the cache
 
 
 def in_large_pages(x: Tensor) -> Tensor:
-    """The same tensor, new and not yet written to, whose memory is to come in large pages where the system has them.
+    """A new tensor, not yet written to, or another like it whose memory is there or is to come in large pages.
 
     Example:
-        >>> x = torch.empty(1 << 24)
-        >>> in_large_pages(x) is x
-        True
+        >>> in_large_pages(torch.empty(3, 1 << 22)).shape
+        torch.Size([3, 4194304])
     """
-    size = x.numel() * x.element_size()
     advise = _madvise()
-    if advise is not None and type(x) is Tensor and x.device.type == "cpu" and size >= LEAST:
-        first = -(-x.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(first, x.data_ptr() + size - first, mmap.MADV_HUGEPAGE)  # advice: that it is not heeded is no error
+    if advise is None or type(x) is not Tensor or x.device.type != "cpu" or x.nbytes < LEAST:
+        return x
+    if x.nbytes in KEPT and not torch._C._len_torch_dispatch_stack():  # else somebody follows each operation
+        x = _in_block(x)
+    first = -(-x.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    advise(first, x.data_ptr() + x.nbytes - first, mmap.MADV_HUGEPAGE)  # advice: that it is not heeded is no error
     return x
+
+
+def _in_block(x: Tensor) -> Tensor:
+    """One like it, in a block that is idle again when nobody has its memory any more."""
+    try:
+        block = idle.pop()
+    except IndexError:
+        block = None
+    if block is None or len(block) != x.nbytes:  # one of another size goes back to the system
+        block = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    lent = memoryview(block)
+    weakref.finalize(lent, idle.append, block).atexit = False
+    return torch.frombuffer(lent, dtype=x.dtype).view(x.shape)
 
 
 @cache
