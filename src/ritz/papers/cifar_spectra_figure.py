@@ -20,16 +20,15 @@ def figure(rows: "Rows") -> "Figure":
     panel has its own range, as in the papers, with the extreme values for ticks.
 
     Raises:
-        ValueError: If no seed has a spectrum for every arm.
+        ValueError: If no run has a spectrum.
     """
     from matplotlib.figure import Figure
 
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    chosen = _one_seed(rows, arms)
+    chosen = _one_seed(rows)
     modes = [mode for mode in MODES if all(mode in row for row in chosen)]
-    size = (3.4 * len(arms), 0.6 + 2.4 * len(modes))
+    size = (max(3.4 * len(chosen), 6.8), 0.6 + 2.4 * len(modes))
     drawn = Figure(figsize=size, layout="constrained", facecolor="white")
-    panels = drawn.subplots(len(modes), len(arms), sharey=True, squeeze=False)
+    panels = drawn.subplots(len(modes), len(chosen), sharey=True, squeeze=False)
     for line, mode in zip(panels, modes, strict=True):
         for ax, row in zip(line, chosen, strict=True):
             _stems(ax, row[mode])
@@ -47,13 +46,14 @@ def figure(rows: "Rows") -> "Figure":
     return drawn
 
 
-def _one_seed(rows: "Rows", arms: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the first seed that has a spectrum in every arm."""
-    for seed in sorted({row["seed"] for row in rows}):
-        own = {row["arm"]: row for row in rows if row["seed"] == seed and "eval" in row}
-        if len(own) == len(arms):
-            return [own[arm] for arm in arms]
-    raise ValueError("there is no seed with a spectrum for every arm: runs that diverged have none")
+def _one_seed(rows: "Rows") -> list[dict[str, Any]]:
+    """The rows of the first seed that has spectra of most arms, in the order of all rows."""
+    seeds = sorted({row["seed"] for row in rows})
+    own = [[row for row in rows if row["seed"] == seed and "eval" in row] for seed in seeds]
+    chosen = max(own, key=len, default=[])
+    if not chosen:
+        raise ValueError("there is no run with a spectrum: those that diverged have none")
+    return chosen
 
 
 def _stems(ax: "Axes", found: Mapping[str, Sequence[float]]) -> None:
