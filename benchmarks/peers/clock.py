@@ -160,6 +160,18 @@ def free_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+@contextlib.contextmanager
+def in_memory(device: str, most: float) -> Iterator[None]:
+    """As on a GPU of so many bytes: torch gives back what it keeps at hand, and if that is not enough runs out."""
+    if device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / torch.cuda.mem_get_info()[1]))
+    try:
+        yield
+    finally:
+        if device == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def middle(seconds: list[float], device: str) -> float:
     """The median on a GPU; on a shared CPU the least, which is the work without the neighbours."""
     return min(seconds) if device == "cpu" else statistics.median(seconds)

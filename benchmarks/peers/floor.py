@@ -1,9 +1,10 @@
-"""The least that products of a dense network can take: their matrix products alone, into memory that is there already.
+"""Matrix products of a dense network alone, into memory that is there already: the least, from layer to layer.
 
 In multiplications of a layer, for each vector: a tangent is multiplied with the weight and the input with the tangent
 of the weight (2), the same on the way back for the gradient in the input (Hessian 2, Gauss-Newton 1), and the gradient
 in the weight has two terms or one. The first layer, whose input has no tangent, takes 2 in all. So a Hessian product is
-6 (2), a Gauss-Newton product 4 (2), where a gradient is 3 (2). What all vectors share is left out: it can be kept.
+6 (2), a Gauss-Newton product 4 (2), where a gradient is 3 (2). What all vectors share is left out: it can be kept. In
+factors, for few outputs, a Gauss-Newton product is 2 (2) and some small ones.
 """
 
 import itertools

@@ -72,9 +72,12 @@ def _markdown(heads: list[str], cells: list[list[str]]) -> str:
 
 
 def time_table(report: Report) -> str:
-    """One row a tool and a case."""
+    """One row a tool and a case; those that had no time are counted below."""
     columns = COLUMNS[report["suite"]]
-    return _markdown([HEADS.get(c, c) for c in columns], [[_cell(r, c) for c in columns] for r in report["rows"]])
+    in_time = [r for r in report["rows"] if r["seconds"] is not None or "out of time" not in r["failed"]]
+    table = _markdown([HEADS.get(c, c) for c in columns], [[_cell(r, c) for c in columns] for r in in_time])
+    late = len(report["rows"]) - len(in_time)
+    return table + (f"\n\nRows that are not there, for want of time: {late}." if late else "")
 
 
 def target_table(report: Report) -> str:
@@ -94,12 +97,14 @@ process. Tools take turns in each round; on a GPU the median of rounds is told, 
 thread, since machines are shared. "per gradient" is the time of one product in gradients of the same batch, eager or
 compiled. "error" is the relative distance of the first image from a product in float64, two passes in reverse. A job
 that is too long is measured in part and marked as extrapolated. "matrix products alone" are those of a dense network
-that there is no way around (`benchmarks/peers/floor.py`), into memory that is there already: a bound from below, and
-from above for how many times faster than a peer ritz can be. On a CPU ritz keeps the forward pass of a batch and the
-gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept" does not.
-On a GPU "ritz" is what a short run gets, a recorded graph where the network allows it, "ritz, compiled" what a long one
-gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were compiled ahead by several processes, the
-first calls are told with the compiler's cache empty, and again in the process that was timed, which found it full.
+whose tangents go from layer to layer (`benchmarks/peers/floor.py`), into memory that is there already: a bound from
+below for Hessian products, and from above for how many times faster than a peer ritz can be. Gauss-Newton products of
+few outputs do with fewer, in factors (`ritz.operators.tape.factors`). On a CPU ritz keeps the forward pass of a batch
+and the gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept"
+does not. On a GPU "ritz" is what a short run gets, a recorded graph where the network allows it, "ritz, compiled" what
+a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were compiled ahead by several
+processes, the first calls are told with the compiler's cache empty, and again in the process that was timed, which
+found it full.
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).

@@ -35,7 +35,7 @@ AUTO_ON = ("cuda",)  # kinds of devices: on a CPU runs are the same to the bit, 
 SLOWER = 0.1  # by how much a compilation that gains nothing may lengthen a run
 START, EACH = 20.0, 0.04  # seconds to compile: some at least, and for each operation
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative distance from the function as it is
-WAITS = 0.7  # of the seconds of a call: a host that takes more to start it keeps the device waiting
+WAITS = 0.2  # of the seconds of a call: a host that takes more to start it keeps the device waiting between kernels
 AGREE_TF32 = 1e-2  # where float32 is multiplied with ten bits
 
 
