@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ritz
+from ritz.operators import footprint
 from ritz.operators.tape import Tape, Tapes, Untaped, factors, kept, layers
+from ritz.space import ParamSpace
 
 MATRICES = ("Hessian", "GGN", "EmpiricalFisher")
 PLAN = ritz.Plan(chunk=50, route="forward")
@@ -104,6 +106,7 @@ OPERATIONS = {
     "extremes": lambda p: p["a"].amax(1) ** 2 * p["a"].max(0)[0].sum() + p["c"].sort(0)[0][0, :3],
     "soft extremes": lambda p: p["a"].logsumexp(1) * p["a"].prod(),
     "side by side": lambda p: torch.cat([p["a"], p["c"].T, p["b"][None]]) ** 2 * torch.stack([p["b"], -p["b"]]).prod(0),
+    "beside what is repeated": lambda p: torch.cat([p["b"].expand(2, 4), p["a"]]) ** 2,
     "indices": lambda p: p["a"][INDEX[:, 0]] * p["b"][INDEX].sum() + p["a"].gather(0, INDEX) ** 2,
     "chosen": lambda p: p["a"].index_select(1, INDEX[0]) ** 2,
     "embedding": lambda p: F.embedding(INDEX, p["a"]) ** 2 @ F.embedding(INDEX, p["a"]).mT,
@@ -137,11 +140,6 @@ OPERATIONS = {
     "a view of a parameter": lambda p: p["c"].T[1:],
     "nothing": lambda p: X,
 }  # fmt: skip
-
-
-def rows_of(params: dict[str, Tensor], k: int) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(3)
-    return {name: torch.randn(k, *p.shape, generator=draw, dtype=p.dtype) for name, p in params.items()}
 
 
 def flat(tensors, lead: int = 0) -> Tensor:
@@ -183,7 +181,8 @@ def test_every_operation_has_its_derivatives(name, on_gpu, monkeypatch):
     monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",) if on_gpu else ())
     fn, draw = OPERATIONS[name], torch.Generator().manual_seed(1)
     params = {n: torch.randn(shape, generator=draw) for n, shape in P.items()}
-    rows = {n: torch.randn(3, *p.shape, generator=draw) for n, p in params.items()}
+    space = ParamSpace(tuple(P), tuple(map(torch.Size, P.values())))
+    rows = space.split(torch.randn(3, space.dim, generator=draw))  # parts of one tensor
     inputs = tuple(p.clone().requires_grad_() for p in params.values())
     out = fn(dict(zip(params, inputs, strict=True)))
     bars, bar = torch.randn(3, *out.shape, generator=draw), torch.randn(out.shape, generator=draw)
@@ -504,6 +503,11 @@ def everywhere(monkeypatch) -> None:
     monkeypatch.setattr(ritz.Risk, "static", True)
 
 
+def are_factored(A: ritz.Operator) -> list[bool]:
+    """Of the batches for which it pays, in order."""
+    return [tape is not None for tape in A._tapes._factored.values()]
+
+
 NOT_APART = ("residual_train", "attention")  # statistics of the batch; samples that are not the first dimension
 
 
@@ -513,42 +517,76 @@ def test_products_in_factors_are_those_of_dense_matrices(name, matrix, everywher
     A = made(matrix, cases.problem(name).risk(plan=PLAN))
     for _ in range(2):  # found, and kept
         assert cases.relative(A.dense(), cases.truth(name, matrix)) < 1e-11
-    assert bool(A._tapes._factored) == (name not in NOT_APART)
+    assert are_factored(A).count(True) == (0 if name in NOT_APART else 3)
 
 
-class Reaching(nn.Module):
-    """Probabilities, whose sum over outputs is constant, of logits less their mean over the batch."""
-
-    def __init__(self) -> None:
+class Mixed(nn.Module):
+    def __init__(self, fn) -> None:
         super().__init__()
-        self.last = nn.Linear(4, 2)
+        self.layer, self.fn = nn.Linear(4, 2), fn
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.last(x)
-        return (z - z.mean(0)).softmax(1)
+        return self.fn(self.layer, x)
 
 
-def test_samples_that_reach_each_other_are_noticed_behind_a_softmax(everywhere):
+MIXED = {
+    "all, behind probabilities": lambda layer, x: (layer(x) - layer(x).mean(0)).softmax(1),  # which add up to 1
+    "those after it": lambda layer, x: layer(x).flip(0).cumsum(0).flip(0),
+    "other places": lambda layer, x: layer(x).roll(1, 0),
+    "the last of steps, which come first": lambda layer, x: layer(torch.stack([x, 2 * x]))[-1],
+    "twice, the second time": lambda layer, x: layer(x.repeat(2, 1))[len(x) :],
+    "a weight that all read, but most as nothing": lambda layer, x: F.linear(x, layer.weight.exp()),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 9])
+@pytest.mark.parametrize("what", MIXED)
+def test_samples_that_reach_others_or_stand_elsewhere_are_noticed(what, size, everywhere):
     torch.manual_seed(0)
-    data = [(torch.randn(6, 4), torch.rand(6, 2))]
-    problem = cases.Problem(Reaching(), nn.MSELoss(), data, mode="train")
+    x, y = torch.randn(size, 4), torch.rand(size, 2)
+    if what == "a weight that all read, but most as nothing":
+        x[1:] = 0.0
+    problem = cases.Problem(Mixed(MIXED[what]), nn.MSELoss(), [(x, y)], mode="train")
     G = ritz.GGN(problem.risk(plan=PLAN))
     assert cases.relative(G.dense(), cases.dense_ggn(problem)) < 1e-11
-    assert G._tapes.tried
-    assert not G._tapes.apart
+    assert not any(are_factored(G))
 
 
-def dense(classes: int, size: int = 6) -> ritz.Risk:
+def test_products_are_the_same_bits_where_some_of_the_batches_are_in_factors(everywhere):
+    problem = cases.problem("residual_train")
+    G = ritz.GGN(problem.risk(cases.split(*problem.data, (1, 6, 4)), plan=PLAN))
+    V = G.probes(range(3), seed=0)
+    assert torch.equal(G.rows(V), G.rows(V))
+    assert are_factored(G) == [True, False, False]  # one sample has none to reach
+
+
+def test_layers_in_another_precision_than_the_outputs_are_not_in_factors():
+    x, w = torch.ones(2, 3), {"w": torch.ones(3, 1)}
+    assert factors.factored(Tape(lambda p: x @ p["w"], w), size=2) is not None
+    assert factors.factored(Tape(lambda p: (x @ p["w"]).float(), w), size=2) is None
+
+
+def test_a_factor_holds_its_own_memory_alone():
+    x = torch.ones(2, 100)
+    tape = Tape(lambda p: torch.cat([x, x @ p["w"]], 1).sin() @ torch.ones(101, 3), {"w": torch.ones(100, 1)})
+    *_, joint = factors.factored(tape, size=2).rules
+    assert joint.factor.untyped_storage().nbytes() == joint.factor.nbytes == 2 * 3 * 1 * 8
+
+
+def dense(classes: int, size: int = 6, wide: int = 300) -> ritz.Risk:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(90, 80), nn.Tanh(), nn.Linear(80, 70), nn.ReLU(), nn.Linear(70, classes))
+    model = nn.Sequential(nn.Linear(90, wide), nn.Tanh(), nn.Linear(wide, 200), nn.ReLU(), nn.Linear(200, classes))
     return ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(size, 90), torch.randint(classes, (size,))))
 
 
-@pytest.mark.parametrize(("classes", "k", "used"), [(2, 8, True), (2, 1, False), (5, 64, True), (10, 64, False)])
-def test_factors_are_used_for_few_outputs_and_many_vectors(classes, k, used):
-    G = ritz.GGN(dense(classes))
+@pytest.mark.parametrize(
+    ("classes", "k", "wide", "used"),
+    [(2, 8, 300, True), (2, 1, 300, False), (5, 8, 300, True), (10, 4, 300, False), (2, 8, 20, False)],
+)
+def test_factors_are_used_for_few_outputs_many_vectors_and_wide_layers(classes, k, wide, used):
+    G = ritz.GGN(dense(classes, wide=wide))
     G.rows(G.probes(range(k), seed=0))
-    assert bool(G._tapes._factored) == used
+    assert are_factored(G) == [True] * used
 
 
 def test_factors_are_found_once_and_forgotten_with_the_weights(monkeypatch):
@@ -574,8 +612,24 @@ def dense_like(risk: ritz.Risk) -> ritz.Risk:
 
 def test_factors_are_kept_up_to_a_size(monkeypatch):
     risk = dense(2, size=12)
-    monkeypatch.setattr(kept, "FACTORS", 3 * 6 * (80 + 70 + 2) * 8)  # of 6 of the 12 samples
+    monkeypatch.setattr(kept, "FACTORS", ROOM)
     G = ritz.GGN(ritz.Risk(risk.model, nn.CrossEntropyLoss(), next(iter(risk.batches)).data, batch_size=6))
     V = G.probes(range(8), seed=0)
     assert cases.relative(G.rows(V), ritz.GGN(dense_like(risk)).rows(V)) < 1e-12
-    assert len(G._tapes._factored) == 1
+    assert are_factored(G) == [True]
+
+
+ROOM = 6 * (2 + 3) * (300 + 200 + 2) * 8  # of 6 samples
+
+
+def test_what_came_before_has_no_part_in_the_bits(monkeypatch):
+    """Factors of batches that were cut in another way make room."""
+    monkeypatch.setattr(kept, "FACTORS", 2 * ROOM)
+    monkeypatch.setattr(footprint, "LARGEST", 4 * 8 * 300 * 8)  # 4 samples with 8 vectors
+    risk = dense(2, size=12)
+    G, other = ritz.GGN(risk), ritz.GGN(risk)
+    V = G.probes(range(8), seed=0)
+    G.rows(V)
+    assert are_factored(G) == [True] * 3
+    assert torch.equal(G.rows(V[:4]), other.rows(V[:4]))
+    assert are_factored(G) == are_factored(other) == [True] * 2

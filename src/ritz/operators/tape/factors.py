@@ -19,6 +19,8 @@ from .rules import Bars, Dots, Matrices, Rule, Sinks, Step, Value
 from .tape import Tape, is_placed
 
 DEARER = 4  # a multiplication with D, of small matrices, against one with a weight
+START = 1 << 14  # multiplications with a weight in the time that one with D takes at least
+ROUNDED = 2 / 3  # the power of eps by which sums in another order may differ, relative to the largest
 
 
 class Joint(Rule):
@@ -52,13 +54,14 @@ def pays(tape: Tape, size: int, k: int) -> bool:
     if tape.out.device.type != "cpu" or tape.out.numel() % size or not tape.placed:
         return False
     walk = sum(rule.walk for rule in tape.rules if isinstance(rule, Matrices))
-    num, results = tape.out.numel() // size, sum(rule.out.numel() for rule in _readers(tape))
-    return num * (walk + 2 * DEARER * k * results) < 2 * k * walk
+    num, readers = tape.out.numel() // size, _readers(tape)
+    joints = size * len(readers) * START + DEARER * k * num * sum(rule.out.numel() for rule in readers)
+    return num * walk + 2 * joints < 2 * k * walk
 
 
 def room_of(tape: Tape, size: int) -> int:
-    """Bytes that the factors take."""
-    return (tape.out.numel() // size + 1) * sum(rule.out.nbytes for rule in _readers(tape))
+    """Bytes that the factors take, and what the operations that read parameters hold beside them."""
+    return (tape.out.numel() // size + 3) * sum(rule.out.nbytes for rule in _readers(tape))
 
 
 def factored(tape: Tape, size: int) -> Tape | None:
@@ -73,12 +76,13 @@ def factored(tape: Tape, size: int) -> Tape | None:
         >>> factored(Tape(lambda p: torch.ones(2, 2) @ (x * p["w"]), {"w": torch.ones(1)}), size=2)  # sums over samples
     """
     readers = _readers(tape)
-    found = tape.between(_ends(tape.out, size), {v for rule in readers for v in rule.step.outs})
+    ends = _ends(tape.out, size)
+    found = tape.between(ends, {v for rule in readers for v in rule.step.outs})
     rules: list[Rule] = [rule for rule in tape.rules if is_placed(rule)]
     before: list[Value] = []
     for rule in readers:
         y, *others = rule.step.outs
-        factor = _apart(found.pop(y, None), size)
+        factor = _apart(found.pop(y, None), ends[-1].reshape(size, -1))
         if y is None or factor is None or any(v in found for v in others):
             return None
         end = Value(tape.out)
@@ -93,28 +97,25 @@ def _readers(tape: Tape) -> list[Rule]:
 
 
 def _ends(out: Tensor, size: int) -> Tensor:
-    """Cotangents (C + 1, *out.shape): each output of all samples by itself, and random ones of some samples."""
+    """Cotangents (C + 1, *out.shape): each output of all samples by itself, and random ones."""
     num = out.numel() // size
-    units = torch.eye(num, dtype=out.dtype).expand(size, num, num)
-    drawn = torch.Generator().manual_seed(0)  # ones would end in a softmax
-    some = torch.randn(1, size, num, generator=drawn, dtype=out.dtype)
-    some[:, ~_some(size)] = 0.0
-    return torch.cat([units.transpose(0, 1), some]).reshape(num + 1, *out.shape)
+    units = torch.eye(num, dtype=out.dtype).expand(size, num, num).transpose(0, 1)
+    drawn = torch.randn(1, size, num, generator=torch.Generator().manual_seed(0), dtype=out.dtype)
+    return torch.cat([units, drawn]).reshape(num + 1, *out.shape)
 
 
-def _some(size: int) -> Tensor:
-    """Of so many samples about a half, in no order."""
-    return torch.arange(size).sin() > 0
+def _apart(bars: Tensor | None, drawn: Tensor) -> Tensor | None:
+    """D (B, C, n) from what flows back to y; None unless it gives what flows back from `drawn` (B, C), too.
 
-
-def _apart(bars: Tensor | None, size: int) -> Tensor | None:
-    """D (B, C, n) from what flows back to y; None if some samples reach the y of others, or it cannot be told."""
-    if bars is None or bars[0].numel() % size:
+    It does not where samples reach the y of others, or y does not have them in their order.
+    """
+    if bars is None or bars.dtype != drawn.dtype or bars[0].numel() % len(drawn):
         return None
-    by_sample = bars.reshape(len(bars), size, -1)
-    if bool(by_sample[-1][~_some(size)].any()):
-        return None
-    return by_sample[:-1].transpose(0, 1)
+    by_sample = bars.reshape(len(bars), len(drawn), -1)
+    factor, seen = by_sample[:-1].transpose(0, 1), by_sample[-1]
+    told = (drawn[:, None] @ factor)[:, 0]
+    slack = torch.finfo(told.dtype).eps ** ROUNDED * told.abs().max()
+    return factor.clone() if bool((told - seen).abs().max() <= slack) else None  # which may be a part of much more
 
 
 def _held(step: Step) -> Step:

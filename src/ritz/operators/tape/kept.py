@@ -48,13 +48,12 @@ class Tapes:
         self.works = not (risk.opaque or risk.sharded)  # until a forward pass turns out to be one that is not followed
         self.tried = self.hidden = False  # whether one was written; whether derivatives are known to autograd alone
         self.keeps = False
-        self.apart = True  # until samples of a batch turn out to reach each other
         self._forget()
 
     def _forget(self) -> None:
         self._room, self._more = 0.0, float(FACTORS)
         self._kept: dict[Hashable, Tape] = {}
-        self._factored: dict[Hashable, Tape] = {}
+        self._factored: dict[Hashable, Tape | None] = {}  # None where samples reach each other
         self._weights: list[Tensor] = []  # copies, as of the tapes that are kept
         self._settings: Hashable = None
 
@@ -114,19 +113,23 @@ class Tapes:
         return tape
 
     def _in_factors(self, params: Params, batch: Batch, k: int) -> Tape:
-        """The tape, or where it pays and can be kept another in factors."""
+        """The tape, or another in factors where it pays and those of all samples up to here have room.
+
+        What came before has no part in it: a run that is gone on with takes the same ones.
+        """
         tape = self._tape(params, batch)
-        if not (self.keeps and self.apart and pays(tape, batch.size, k)):
+        if not (self.keeps and pays(tape, batch.size, k)):
             return tape
-        key = self._key(params, batch)
-        found = self._factored.get(key)
-        if found is None and (size := room_of(tape, batch.size)) <= self._more:
-            found = factored(tape, batch.size)
-            self.apart = found is not None
-            if found is not None:
-                self._remember()
-                self._factored[key], self._more = found, self._more - size
-        return found or tape
+        size, key = room_of(tape, batch.size), self._key(params, batch)
+        if (batch.start / batch.size + 1) * size > FACTORS:
+            return tape
+        if key not in self._factored:
+            if size > self._more:  # which those of batches cut in another way have taken
+                self._factored, self._more = {}, float(FACTORS)
+            self._remember()
+            found = self._factored[key] = factored(tape, batch.size)
+            self._more -= size if found else 0
+        return self._factored[key] or tape
 
     def _remember(self) -> None:
         self._weights = self._weights or [x.clone() for x in self._state()]

@@ -363,7 +363,7 @@ class Other(Rule):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self.values = tuple(v.tensor for v in step.inputs)
+        self.values = tuple(v.tensor.contiguous() for v in step.inputs)  # jvp writes tangents in their layout
         self.alive = [i for i, v in enumerate(step.outs) if v is not None]
 
     def _call(self, *values: Tensor) -> tuple[Tensor, ...]:
