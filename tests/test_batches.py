@@ -191,6 +191,15 @@ def test_a_loader_that_shuffles_gives_the_loss_of_the_data(cache):
         assert risk.loss() == pytest.approx(truth, rel=1e-12)
 
 
+def test_a_loader_that_shuffles_has_one_order_wherever_the_generators_stand():
+    """So that a run that is gone on with in another process meets the same batches."""
+    batches = walk(DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True), cache=False)
+    first = rows(batches)
+    torch.rand(7)
+    assert not batches.cached
+    assert torch.equal(rows(batches), first)
+
+
 def test_dropping_the_last_batch_of_a_shuffled_loader_is_refused():
     with pytest.raises(ValueError, match="drop_last with shuffling"):
         walk(DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True, drop_last=True)).prepare()

@@ -31,6 +31,15 @@ def test_an_error_of_another_library_that_speaks_of_the_system_is_one_of_the_sys
     assert caught.value.filename == str(tmp_path / "a")
 
 
+def test_a_write_that_the_disk_has_no_room_for_names_the_file(tmp_path):
+    def full(part):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as `write` says it
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.replace(tmp_path / "a", full)
+    assert caught.value.filename == str(tmp_path / "a")
+
+
 def test_the_folder_is_brought_to_the_disk_after_the_move(tmp_path, monkeypatch):
     calls = []
     for name in ("fsync", "replace"):

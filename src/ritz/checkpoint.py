@@ -35,6 +35,7 @@ FORMAT = 1
 EVERY = 60.0  # seconds
 MANIFEST, LOCK, LATEST = "state", "lock", "latest"
 _OURS = re.compile(r"[\w-]+-\d{6}\.(json|safetensors)|.*\.part")
+_RANKS = re.compile(r"rank-\d+-of-(\d+)")  # folders of ranks that work together
 _SHOWN, _NAMED = 60, 4  # characters of a value, and differences, that are shown
 
 Settled: TypeAlias = Mapping[str, Callable[[], Any]]
@@ -96,6 +97,7 @@ class Checkpoint:
         folder = self.folder if world.size == 1 else self.folder / f"rank-{world.rank}-of-{world.size}"
         with contextlib.ExitStack() as held:
             with _together(world, "opening the checkpoint"):
+                _refuse_other_ranks(self.folder, world.size)
                 _refuse_foreign(folder)
                 held.enter_context(_locked(folder))
             yield Saved(folder, self.every, fingerprint, world)
@@ -348,6 +350,19 @@ def _refuse_foreign(folder: Path) -> None:
             raise UnfitStateError(
                 f"{folder} holds {other[0]} and no state of a run; name another folder for the checkpoint"
             )
+
+
+def _refuse_other_ranks(folder: Path, size: int) -> None:
+    """Refuse the state of another number of ranks: each has kept its part of the vectors."""
+    kept = {1} if any(folder.glob(f"{MANIFEST}-*.json")) else set[int]()
+    for path in folder.glob(f"rank-*/{MANIFEST}-*.json"):
+        if of := _RANKS.fullmatch(path.parent.name):
+            kept.add(int(of[1]))
+    if other := sorted(kept - {size}):
+        raise UnfitStateError(
+            f"the state in {folder} is of another run: the number of ranks is {other[0]} there and {size} here; go on "
+            "with as many, or name another folder"
+        )
 
 
 def _manifest(number: int) -> str:

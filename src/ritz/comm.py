@@ -191,6 +191,10 @@ class World:
         own = tensor.detach().to(self._device(tensor)).clone(memory_format=torch.contiguous_format)
         return self._send(own, 0).to(tensor), list(notes)
 
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """While collectives of others are under way, FSDP2's: a rank that is lost ends this process with its name."""
+        return contextlib.nullcontext() if self.size == 1 else pulse().watches(self.ranks)
+
     def _bytes(self, data: bytes, length: int) -> list[bytes]:
         """`length` bytes of each rank."""
         own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(self._device())

@@ -35,13 +35,13 @@ def replace(target: Path, write: Callable[[Path], Any]) -> Path:
         mode = part.stat().st_mode
         try:
             write(part)
+            part.chmod(mode)  # that of any new file: safetensors makes its own for the owner alone
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
         except Exception as error:
             if (number := _system_error(error)) is None:
                 raise
             raise OSError(number, os.strerror(number), str(target)) from error
-        part.chmod(mode)  # that of any new file: safetensors makes its own for the owner alone
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
         os.replace(part, target)
     except BaseException:  # a full disk: what there is of the part would keep it full
         with contextlib.suppress(OSError):
@@ -82,6 +82,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _system_error(error: Exception) -> int | None:
-    """The number of the system's error that safetensors, which has an error of its own, speaks of."""
-    told = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
+    """The number of an error of the system that does not name a file: in a write, or as safetensors speaks of it."""
+    if isinstance(error, OSError):
+        return error.errno if error.filename is None else None
+    told = re.search(r"\(os error (\d+)\)", str(error))
     return None if told is None else int(told[1])

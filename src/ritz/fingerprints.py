@@ -30,8 +30,8 @@ _CODE = (
     "*.py", "batches/*.py", "losses/*.py", "operators/**/*.py", "krylov/*.py", "estimators/*.py", "measures/**/*.py",
 )  # fmt: skip
 # what operators find out while they run, and what is found from other fields
-_PASSING = {"products", "space", "dtype", "device", "risk", "world", "error"}
-_CHOSEN = ("_chunk", "_batched", "route")  # of an operator
+_PASSING = {"products", "space", "dtype", "device", "risk", "world"}
+_CHOSEN = ("_chunk", "_batched", "route", "error")  # of an operator; the last is measured once, along its first vector
 _PIECE = "_piece"  # of a risk
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # where a function lies, which is another place in each process
 

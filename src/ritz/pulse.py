@@ -98,6 +98,37 @@ class Pulse:
         finally:
             self.waiting = False
 
+    @contextlib.contextmanager
+    def watches(self, ranks: Sequence[int]) -> Iterator[None]:
+        """While collectives of others are under way, FSDP2's, which nobody can leave: who is lost ends this process."""
+        if self.waiting:  # and watches already
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ranks, over), name="ritz-watch", daemon=True)
+        with self.waits():
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+
+    def _watch(self, ranks: Sequence[int], over: threading.Event) -> None:
+        """Look at the others until it is over; they may wait for this process as long as it works."""
+        cpu = time.process_time()
+        while not over.wait(self.interval):
+            before, cpu = cpu, time.process_time()
+            if cpu - before > _BUSY * self.interval:
+                for seen in self._seen.values():
+                    seen.moved = time.monotonic()
+            try:
+                self.look(ranks)
+            except RankError as error:
+                if not over.is_set():
+                    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                    _leave()
+
     def look(self, ranks: Sequence[int]) -> None:
         """Raise if one of the ranks has given no sign of life for too long; to be called again and again."""
         limit = patience()

@@ -110,7 +110,7 @@ class Risk:
         self._caller = Caller(self.model, forward, batch_loss)
         self._data_dtype = dtype
         self.world = world(group)
-        self._sharded = ShardedModel(self.model, self.world.size) if is_sharded(self.model) else None
+        self._sharded = ShardedModel(self.model, self.world) if is_sharded(self.model) else None
         self._weights = Weights(self.model, self._sharded)
         self.batches = self._batched(data, batch_size, share)
         self._checked: Hashable = None

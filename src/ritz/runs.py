@@ -170,8 +170,13 @@ class Run:
     def event(self, kind: str, /, **fields: Any) -> None:
         """Append a line to events.jsonl, at once."""
         row = {"seconds": round(self.seconds, 3), "event": kind, **plain(fields)}
-        with (self.folder / EVENTS).open("ab", buffering=0) as file:
-            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        source = self.folder / EVENTS
+        try:
+            with source.open("ab", buffering=0) as file:
+                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            error.filename = error.filename or str(source)  # which a full disk does not tell
+            raise
 
     def keep(self, **results: Any) -> None:
         """Write results by name, beside those that are there already; None takes one away."""
@@ -190,9 +195,11 @@ class Run:
         """Write how it ended."""
         self.header |= {"state": state, "stop": stop}
         self.header["times"] |= {"ended": _now(), "seconds": round(self.seconds, 3)}
-        self.event("end", state=state, text=stop)
-        self._write()
-        self._let_go()
+        try:
+            self.event("end", state=state, text=stop)
+            self._write()
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._lock is not None:

@@ -47,11 +47,11 @@ class ShardedModel:
 
     Args:
         model: With parameters that are `DTensor`s, and some that are not, maybe.
-        size: Ranks, whose mean of gradients FSDP2 takes.
+        world: The ranks, whose mean of gradients FSDP2 takes.
     """
 
-    def __init__(self, model: nn.Module, size: int) -> None:
-        self.model, self.size = model, size
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self.model, self.world = model, world
         self.roots = _roots(model)
 
     def version(self) -> Hashable:
@@ -62,8 +62,9 @@ class ShardedModel:
     def full(self, tensor: Tensor) -> Tensor:
         """A tensor in whole, in the memory of the host; every rank takes part."""
         own: Any = tensor.detach()
-        whole: Tensor = own.full_tensor() if type(tensor).__name__ == "DTensor" else own
-        return whole.cpu()
+        with self.world.watched():
+            whole: Tensor = own.full_tensor() if type(tensor).__name__ == "DTensor" else own
+            return whole.cpu()
 
     @contextlib.contextmanager
     def at(self, weights: Params) -> Iterator[None]:
@@ -126,7 +127,7 @@ class ShardedModel:
             if grad is None:
                 parts.append(torch.zeros(own[name].shape, dtype=own[name].dtype))
             else:
-                parts.append(self.full(grad) * self.size)
+                parts.append(self.full(grad) * self.world.size)
         return torch.cat([part.flatten() for part in parts])
 
     def pullback(
@@ -149,7 +150,7 @@ class ShardedModel:
         for piece in pieces:
             made, error = Collectives(), None
             try:
-                with made:
+                with made, world.watched():
                     results.append(work(piece))
             except Exception as caught:
                 error = caught.with_traceback(None)  # which would hold the memory
@@ -166,7 +167,7 @@ class ShardedModel:
             raise error
         make_room(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         try:
-            with Collectives(skipped=done):
+            with Collectives(skipped=done), self.world.watched():
                 work(piece.head(1))
         except Exception:
             raise error from None

@@ -103,6 +103,17 @@ def test_events_are_lines_of_json_whatever_the_numbers(tmp_path):
     assert plain({"a": (-math.inf,)}) == {"a": ["-Infinity"]}
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_an_end_that_the_disk_has_no_room_for_names_its_file(tmp_path):
+    run = Run.start(tmp_path / "run", "spectrum", {})
+    events = tmp_path / "run" / "events.jsonl"
+    events.unlink()
+    events.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        run.end("failed", "the disk is full")
+    assert caught.value.filename == str(events)
+
+
 def test_the_commit_of_the_users_file_is_known(tmp_path):
     file = tmp_path / "study.py"
     file.write_text("x = 1\n")

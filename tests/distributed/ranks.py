@@ -75,6 +75,10 @@ class Launch:
         ranks = range(task.size) if task.awaited is None else task.awaited
         return [int((self.folder / f"{name}.{rank}.code").read_text()) for rank in ranks]
 
+    def log(self, name: str, rank: int) -> str:
+        """What a rank wrote to stderr."""
+        return self._log(f"{name}.{rank}.err")
+
     def _log(self, file: str) -> str:
         path = self.folder / file
         return path.read_text() if path.exists() else ""

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from distributed import checks
+from distributed.faults import Fated
 from faults import jobs
 from torch import Tensor, nn
 
 import ritz
+from ritz import fingerprints
 from ritz.checkpoint import Checkpoint, Saved
 
 GIVEN = {"num_steps": 6, "num_probes": 4, "products": 90}
@@ -19,6 +21,7 @@ GIVEN = {"num_steps": 6, "num_probes": 4, "products": 90}
 
 def warm() -> None:
     """All that is loaded when first used."""
+    fingerprints.code()  # once: the files may change while the tests run
     ritz.spectrum(ritz.Hessian(jobs.make_risk(), route="reverse"), 1, 1, products=20)
 
 
@@ -66,6 +69,71 @@ def stopped(folder: str) -> tuple[str, str, str]:
     with ritz.stoppable():
         cut = spectrum(folder, "locked", progress)
     return cut.stop, jobs.bits(spectrum(folder, "locked")), jobs.bits(spectrum("", "locked"))
+
+
+def searched(folder: str) -> tuple[str, dict[str, str], str, str]:
+    """One rank hears a signal while a measurement searches, and all leave the search."""
+    given: dict[str, Any] = {"measures": ["train_loss", "worst_case_l2", "weight_norm"]}
+    reports: list[str] = []
+
+    def progress(text: str, part: float) -> None:
+        reports.append(text)
+        if text == "worst_case_l2" and reports.count(text) == 4 and dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with ritz.stoppable():
+        cut = ritz.measure(jobs.make_risk(), **given, progress=progress, checkpoint=folder)
+    again, whole = (ritz.measure(jobs.make_risk(), **given, checkpoint=kept) for kept in (folder, None))
+    return cut.stop, dict(cut.failures), jobs.bits(again), jobs.bits(whole)
+
+
+def bereft() -> str:
+    """Rank 1 dies while a measurement is under way: no measure by itself has failed."""
+    risk = ritz.Risk(Fated(1, lambda x: os.kill(os.getpid(), signal.SIGKILL)), nn.CrossEntropyLoss(), checks.samples())
+    try:
+        ritz.measure(risk, measures=["worst_case_l2", "train_loss"])
+    except ritz.errors.RankError as error:
+        return str(error)
+    return "went on"
+
+
+# ------------------------------------------------------------------------------------- products by FSDP2
+
+
+class Frozen(nn.Module):
+    """Rank 1 stands still at its third pass."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return x.clone()
+
+
+def frozen() -> None:
+    """The others wait in FSDP2's own collectives, which nobody can leave."""
+    sharded(Frozen()).gradient()
+
+
+def broken_off(folder: str) -> tuple[str, str]:
+    """A run by differences, whose error was measured along the first vector, before it was broken off."""
+
+    def products(kept: str | None, progress: Any = None) -> Any:
+        H = ritz.Hessian(sharded(nn.Identity()))
+        state = None if kept is None else Checkpoint(kept, every=0)
+        return ritz.spectrum(H, 4, 1, reorthogonalize="none", checkpoint=state, progress=progress)
+
+    def enough(done: int, total: int) -> None:
+        if done > 4:
+            raise KeyboardInterrupt
+
+    try:
+        products(folder, enough)
+    except KeyboardInterrupt:
+        return jobs.bits(products(folder)), jobs.bits(products(None))
+    return "", "went on"
 
 
 # ----------------------------------------------------------------------------------- memory, by FSDP2

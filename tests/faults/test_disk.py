@@ -136,6 +136,44 @@ def test_a_damaged_list_of_files_is_refused(text, state):
         run(state)
 
 
+@pytest.mark.parametrize("fault", ["cut", "another process"])
+def test_a_run_within_a_measurement_whose_state_is_not_to_be_used_ends_the_measurement(fault, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "EVERY", 0.0)
+
+    def measured(progress=None):
+        given = {"measures": ["train_loss", "trace", "lambda_max"], "num_steps": 4, "num_probes": 3}
+        return ritz.measure(jobs.make_risk(), **given, progress=progress, checkpoint=tmp_path)
+
+    def killed(text, part):
+        if text == "trace" and part > 0.5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        measured(killed)
+    (inner,) = tmp_path.glob("Hessian-spectrum*")
+    if fault == "cut":
+        path = newest(inner, "latest", ".safetensors")
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        (inner / "lock").write_text(owner(process=1))
+    before = content(inner)
+    with pytest.raises((UnfitStateError, BlockingIOError), match="the state"):
+        measured()
+    assert content(inner) == before
+
+
+def test_the_state_of_another_number_of_ranks_is_refused(state, tmp_path):
+    with pytest.raises(UnfitStateError, match="the number of ranks is 1 there and 2 here; go on with as many"):
+        checkpoint._refuse_other_ranks(state, 2)
+    both = tmp_path / "both"
+    shutil.copytree(state, both / "rank-0-of-2")
+    before = content(both / "rank-0-of-2")
+    with pytest.raises(UnfitStateError, match="the number of ranks is 2 there and 1 here"):
+        run(both)
+    checkpoint._refuse_other_ranks(both, 2)
+    assert content(both / "rank-0-of-2") == before
+
+
 def changed(state, **parts):
     path = newest(state, "state", ".json")
     tree = json.loads(path.read_text())

@@ -1,5 +1,6 @@
 """Ranks that keep their states together: after any kill they go on from the newest that all of them have."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ def launch(tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     folders = {mode: str(root / mode) for mode in MODES}
     first = [Task(f"torn {mode}", 2, "faults.ranked.torn", (folders[mode], mode), awaited=(0,)) for mode in MODES]
+    first += [Task(name, 2, f"faults.ranked.{name}", awaited=(0,)) for name in ("bereft", "frozen")]
     second = [Task(f"resumed {mode}", 2, "faults.ranked.resumed", (folders[mode], mode)) for mode in MODES]
     second += [Task("stopped", 2, "faults.ranked.stopped", (str(Path(root) / "stopped"),))]
     second += [Task(f"squeezed {where}", 2, "faults.ranked.squeezed", room) for where, room in ROOMS.items()]
+    second += [Task(name, 2, f"faults.ranked.{name}", (str(root / name),)) for name in ("searched", "broken_off")]
     second += [Task("faulty", 2, "faults.ranked.faulty"), Task("rounded", 2, "faults.ranked.rounded")]
     made = Launch([first, second], env={"RITZ_PATIENCE": "4", "PYTHONSAFEPATH": "1"})
     yield made.wait()
@@ -44,6 +47,28 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_the_same_step(launch):
     assert stop == other
     assert stop.startswith("stopped by SIGTERM after")
     assert len({*bits, *also}) == 1
+
+
+def test_a_signal_to_one_rank_ends_the_search_of_a_measurement_on_all(launch):
+    for stop, failures, again, whole in launch.results("searched"):
+        assert stop == "stopped by SIGTERM"
+        assert failures == {"worst_case_l2": "stopped by SIGTERM"}
+        assert again == whole
+
+
+def test_a_rank_that_dies_ends_a_measurement_and_not_one_measure(launch):
+    (said,) = launch.results("bereft")
+    assert re.match(r"rank 1 \(.*\) died in the midst of the run", said)
+
+
+def test_a_rank_that_is_frozen_within_a_pass_of_a_sharded_model_is_named_and_the_others_end(launch):
+    assert launch.codes("frozen") == [1]
+    assert re.search(r"RankError: rank 1 \(.*\) has given no heartbeat for 4 s", launch.log("frozen", 0))
+
+
+def test_a_run_by_differences_that_goes_on_has_the_error_of_its_first_vector(launch):
+    for again, whole in launch.results("broken_off"):
+        assert again == whole
 
 
 @pytest.mark.parametrize("where", ROOMS)

@@ -100,3 +100,29 @@ def test_walks_over_the_data_go_on_from_the_batch_in_hand(reducer, tmp_path):
     found = twice(Checkpoint(tmp_path / "state"))
     assert walked == [0, 1, 2, 0, 1, 2]
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+class Restless:
+    """The samples in another order on each walk, by a generator of its own."""
+
+    def __init__(self):
+        self.turn = 0
+
+    def __iter__(self):
+        self.turn += 1
+        for place in torch.arange(6.0).roll(self.turn):
+            yield place.reshape(1, 1), torch.zeros(1, 1)
+
+
+def test_a_walk_over_data_in_no_order_counts_each_sample_once_when_it_goes_on(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    risk = ritz.Risk(model, torch.nn.MSELoss(), Restless(), plan=ritz.Plan(cache=False))
+
+    def walk(progress=None):
+        with resumable(Checkpoint(tmp_path / "state"), risk, "walks", {}) as saved:
+            sums = Walks(saved).fold(risk, lambda _, batch: (batch.data[0].sum(), torch.tensor(1.0)), Mean(), progress)
+            return float(sums)
+
+    with ritz.stoppable(), pytest.raises(StoppedError, match="stopped by SIGTERM"):
+        walk(stop_at(3))
+    assert walk() == 2.5

@@ -101,7 +101,9 @@ def test_a_stop_before_the_first_numbers_shows_the_first_look(study, capfd, monk
     assert "lambda_max" in out
 
 
-def test_a_command_whose_state_cannot_be_kept_ends_with_2_and_one_line(study, capfd, monkeypatch):
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_command_whose_state_cannot_be_kept_ends_with_2_and_one_line(closed, study, capfd, monkeypatch):
+    """Also where the end of the run cannot be written any more."""
     monkeypatch.setattr(checkpoint, "EVERY", 0.0)
     real, left = checkpoint.save, [3]
 
@@ -111,8 +113,14 @@ def test_a_command_whose_state_cannot_be_kept_ends_with_2_and_one_line(study, ca
             raise OSError(28, "No space left on device")
         return real(tree, path)
 
+    def event(self, kind, **fields):
+        if kind == "end":
+            raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", full)
+        if closed:
+            patch.setattr(Run, "event", event)
         assert main(words("measure", "run")) == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith("ritz measure: the state of the run cannot be kept in run/state/measurement")

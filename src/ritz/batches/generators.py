@@ -46,16 +46,15 @@ def seed_torch(seed: int, device: torch.device | None = None) -> None:
 
 
 @contextlib.contextmanager
-def own_generator(source: Any, seed: int | None) -> Iterator[None]:
-    """Put back a loader's own generator after a walk; seed it inside if asked to."""
+def own_generator(source: Any, seed: int) -> Iterator[None]:
+    """A loader's own generator, where it has one, seeded for a walk and put back after it."""
     own = getattr(source, "generator", None)
     if not isinstance(own, torch.Generator):
         yield
         return
     state = own.get_state()
     try:
-        if seed is not None:
-            own.manual_seed(seed)
+        own.manual_seed(seed)
         yield
     finally:
         own.set_state(state)

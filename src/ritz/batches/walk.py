@@ -83,8 +83,8 @@ class Batches:
         if self._kept is not None:
             yield from self._kept
         else:
-            # another order on each rank would be another batch for each
-            yield from self._walk(seed=None if self.world.size == 1 else 0)
+            # a shuffling loader has one order, on each rank and in a process that goes on with the run of another
+            yield from self._walk(seed=0)
 
     def first(self) -> Batch | None:
         """The first batch that this rank holds, the same one each time; None of a share without any."""
@@ -199,12 +199,12 @@ class Batches:
             "with data=list(loader)"
         )
 
-    def _walk(self, seed: int | None = None) -> Iterator[Batch]:
+    def _walk(self, seed: int) -> Iterator[Batch]:
         """Numbered batches on the device; the global generators are as before at every step of the walk."""
         iterator, (index, start) = None, self._offset()
         with own_generator(self.source, seed):
             while True:
-                with isolated_rng(None if seed is None else 1_000_003 * seed + index):
+                with isolated_rng(1_000_003 * seed + index):
                     iterator = iter(self.source) if iterator is None else iterator
                     data = next(iterator, _END)
                 if data is _END:

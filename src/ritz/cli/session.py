@@ -297,7 +297,8 @@ def _worked(session: Session, work: Callable[[Session], Answer], console: Consol
             session.end("interrupted", f"stopped by the keyboard at {part:.0%}, {text}")
             raise
         except Exception as error:
-            session.end("failed", _said(error))
+            with contextlib.suppress(OSError):  # a disk that is full: that is said already
+                session.end("failed", _said(error))
             raise
         return answer
 

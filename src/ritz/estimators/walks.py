@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batch
+from ..batches import Batch, checksums
 from ..checkpoint import Saved, State, Unsaved
 from ..reducers import Reducer
 from ..risk import Params, Progress, Risk
@@ -44,22 +44,31 @@ class Walks:
             self._saved.point(self._state)
             return risk.fold(fn, into, progress=progress)
         number, self._number = self._number, self._number + 1
-        done = 0
+        rest, marks = iter(risk.batches), list[float]()
         if number < len(self._seen):
-            done = self._seen[number]["batches"]
-            vars(into).update(_placed(self._seen[number]["reducer"], risk.device))
-        rest = islice(risk.batches, done, None)
+            before = self._seen[number]
+            marks = [_mark(risk, batch) for batch in islice(rest, len(before["marks"]))]
+            if marks == before["marks"]:
+                vars(into).update(_placed(before["reducer"], risk.device))
+            else:  # a loader that shuffles as it likes: some samples would count twice, and others not
+                rest, marks = iter(risk.batches), []
         while batches := list(islice(rest, risk.world.size)):
             risk.fold(fn, into, batches=batches)
-            done += len(batches)
-            self._seen[number:] = [{"batches": done, "reducer": dict(vars(into))}]
+            marks += [_mark(risk, batch) for batch in batches]
+            self._seen[number:] = [{"marks": list(marks), "reducer": dict(vars(into))}]
             if progress is not None:
-                progress(done, 0)
+                progress(len(marks), 0)
             self._saved.point(self._state)
         return into.result()
 
     def _state(self) -> State:
         return {"walks": self._seen}, {}
+
+
+def _mark(risk: Risk, batch: Batch) -> float:
+    """By which a batch is known again, where another process may meet the data in another order."""
+    data = risk.batches
+    return 0.0 if data.cached or data.ordered else float(checksums(batch).nan_to_num().sum())
 
 
 def _placed(tree: Any, device: torch.device) -> Any:

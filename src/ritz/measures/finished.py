@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import stopping
 from ..checkpoint import State
 from ..fingerprints import mark, of_data
 from ..results import Estimate
@@ -40,8 +39,6 @@ class Known:
 
         A measure that follows from a run knows best which that is: a short one, say.
         """
-        if stopping.asked():
-            return
         for run, cost, name in ((HESSIAN_RUN, "Hessian", "spectrum"), (FORWARD_PASS, "forward", "outputs")):
             if run in self.runs and subject.peek(run) is None:
                 with contextlib.suppress(Exception):

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import stopping
 from ..checkpoint import Checkpoint, Saved, as_checkpoint
-from ..errors import NonFiniteError, NumericalWarning, StateError, StoppedError, UnsupportedError
+from ..errors import NonFiniteError, NumericalWarning, RankError, StateError, StoppedError, UnsupportedError
 from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
 from ..results import Estimate
@@ -228,7 +227,7 @@ def measure(
 
 def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress: Progress | None) -> Measurement:
     """The rows one by one; those that an earlier part of the same call has finished are there already."""
-    clock = _Clock(subject, rows, progress)
+    clock = _Clock(subject, rows, progress, saved.wish)
     known = Known.of(saved.latest)
     after: dict[str, Estimate | str] = {}  # what came of the rest when the run was to stop
     stop = saved.wish()
@@ -240,7 +239,8 @@ def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress:
             (after if stop else known.found)[row.key] = outcome
         known.add(subject)
         stop = saved.offer(known.state) or stop
-    known.complete(subject, rows)
+    if not stop:
+        known.complete(subject, rows)
     clock.done()
     found = {row.key: {**known.found, **after}[row.key] for row in rows}
     estimates = {key: outcome for key, outcome in found.items() if isinstance(outcome, Estimate)}
@@ -271,12 +271,12 @@ def _computed(row: Measure, subject: Subject) -> Estimate | str:
             return what if found.stop.startswith("complete") else f"{what}: {found.stop}"
         text = found.convention or f"{row.convention}; {subject.risk.convention()}"
         return replace(found, convention=text)
+    except (StateError, RankError, BlockingIOError):  # of the whole run: another process may have its folder
+        raise
     except (ValueError, UnsupportedError, NonFiniteError) as error:  # the messages of ritz speak for themselves
         return str(error) or type(error).__name__
     except StoppedError as error:
         return str(error).partition(";")[0]
-    except StateError:
-        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -316,10 +316,15 @@ def on_test(risk: Risk, test: Any) -> Risk | None:
 
 
 class _Clock:
-    """Tells what is being done and how far it is, by the expected cost of each row in gradients over the data."""
+    """Tells what is being done and how far it is, by the expected cost of each row in gradients over the data.
 
-    def __init__(self, subject: Subject, rows: Sequence[Measure], progress: Progress | None) -> None:
-        self.progress = progress
+    `wish` is why the run is to stop, or "", the same on all ranks.
+    """
+
+    def __init__(
+        self, subject: Subject, rows: Sequence[Measure], progress: Progress | None, wish: Callable[[], str]
+    ) -> None:
+        self.progress, self.wish = progress, wish
         s = subject.settings
         run = _PRODUCT * (s.num_probes * s.num_steps + 100)
         first: set[str] = set()
@@ -339,6 +344,8 @@ class _Clock:
         begin = time.perf_counter()
         try:
             risk.gradient()
+        except RankError:
+            raise
         except Exception:
             return ""
         return f", about {duration((time.perf_counter() - begin) * self.total)}"
@@ -356,7 +363,8 @@ class _Clock:
 
     def checked(self, done: int, total: int) -> None:
         """For what cannot be left by itself: the report is where it is left."""
-        stopping.check()
+        if wish := self.wish():
+            raise StoppedError(wish)
         self.within(done, total)
 
     def done(self) -> None:
