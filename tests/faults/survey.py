@@ -30,7 +30,7 @@ What happens to a long run when its process is killed, its disk is full, or its 
 - `ritz.spectrum`, `block_spectra`, `trace`, `sample_traces`, `top_eigenpairs`, `solve`, `measure`, `compare` and
   `audit` take `checkpoint=folder`, and the commands keep their state in the run folder. A kill loses one minute, or the
   product in hand if that takes longer; the same call, or command, goes on, and on a CPU ends in the same bits as a run
-  that was left alone. A measure that searches over weights, as `sigma` or `worst_case_l2` do, is begun again.
+  that was left alone.
 - The state has a fingerprint of the weights, the data, the settings, the plan and the code. Another run in the same
   folder is refused: both fingerprints are named, and what differs.
 - A state that is damaged, a disk that is full, a folder that cannot be written to: an error that says so. What was

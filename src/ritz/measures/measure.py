@@ -262,7 +262,8 @@ def _computed(row: Measure, subject: Subject) -> Estimate | str:
     if absent := [name for name in sorted(row.needs) if given[name] is None]:
         return f"needs {' and '.join(f'{name}=' for name in absent)}"
     try:
-        found = row.compute(subject)
+        searches = row.cost == "search" and row.gradients > 0
+        found = subject.searched(row.key, lambda: row.compute(subject)) if searches else row.compute(subject)
         if not isinstance(found, Estimate):
             raise TypeError(f"compute must return a ritz.Estimate, got {type(found).__name__}")
         values = torch.as_tensor(found.value)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -11,12 +11,15 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..estimators.quantities import Spectrum
 from ..estimators.spectrum import spectrum
+from ..fingerprints import resumable
 from ..krylov.eigen import EigenPairs, top_eigenpairs
 from ..operators.base import Operator
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
+from ..results import Estimate
 from ..risk import Risk
 from ..space import row_norms
+from .answers import recalled
 from .outputs import Outputs, sample_outputs
 
 T = TypeVar("T")
@@ -24,6 +27,7 @@ Report = Callable[[int, int], None]  # (done, total) of the run now under way
 
 NUM_EIGENPAIRS = 10
 HESSIAN_RUN, FORWARD_PASS = "Hessian spectrum", "forward pass"  # runs whose results are part of a measurement
+SEARCHES = "searches"  # where those are kept that belong to one measure each
 SHORT_RUN = "short run"  # in the place of that on the Hessian, where few steps do
 
 
@@ -160,13 +164,29 @@ class Subject:
 
     def forget(self) -> None:
         """Remove the states of the runs, when all that was asked of them is kept elsewhere."""
-        for name in (HESSIAN_RUN, SHORT_RUN, "GGN spectrum", "eigenpairs"):
+        for name in (HESSIAN_RUN, SHORT_RUN, "GGN spectrum", "eigenpairs", SEARCHES):
             if (kept := self.kept(name)) is not None:
                 kept.remove()
 
     def kept(self, name: str) -> Checkpoint | None:
         """Where a run keeps its state."""
         return None if self.checkpoint is None else self.checkpoint.within(name)
+
+    def kept_search(self, name: str) -> Checkpoint | None:
+        """The same for a search, or for what one measure alone asks for."""
+        return None if self.checkpoint is None else self.checkpoint.within(SEARCHES).within(name)
+
+    def searched(self, name: str, search: Callable[[], Estimate]) -> Estimate:
+        """What a search gives; what it is told on its way is kept, and one that is done is not done again."""
+        if self.checkpoint is None:
+            return search()
+        with resumable(self.kept_search(name), self.risk, name, asdict(self.settings)) as saved:
+            found: Estimate | None = saved.result
+            if found is None:
+                with recalled(saved):
+                    found = search()
+                saved.finish(found)
+        return found
 
     def once(self, name: str, run: Callable[[], T]) -> T:
         """What `run` gives, done once; what it raised, raised again and not run again."""

@@ -23,6 +23,7 @@ from ...reducers import Mean
 from ...results import Estimate, from_samples
 from ...risk import Params, Progress, Risk
 from ...space import row_products
+from ..answers import answered
 
 _REACH = 20  # doublings or halvings in search of a sigma
 _CLOSE = 1e-3  # a bracket of sigma this narrow is below what ten draws can tell
@@ -158,7 +159,10 @@ def expected_loss(
 
 
 def _loss_at(risk: Risk, params: Params) -> float:
-    return float(risk.fold(lambda _, batch: risk.total_and_weight(params, batch), Mean()))
+    def ask() -> Tensor:
+        return risk.fold(lambda _, batch: risk.total_and_weight(params, batch), Mean())  # type: ignore[no-any-return]
+
+    return float(answered(params.values(), ask))
 
 
 def around(
@@ -350,10 +354,14 @@ def accuracy_at(risk: Risk, params: Params) -> tuple[float, int]:
         seen = items.weight != 0
         return (seen & (items.margin > 0)).sum().double(), seen.sum().double()
 
-    mean = Mean()
-    share = risk.fold(counts, mean)
-    assert mean.weight is not None
-    return float(share), int(mean.weight)
+    def ask() -> Tensor:
+        mean = Mean()
+        share = risk.fold(counts, mean)
+        assert mean.weight is not None
+        return torch.stack([share, mean.weight])
+
+    share, items = answered(params.values(), ask).tolist()
+    return share, int(items)
 
 
 def num_classes(risk: Risk, *, one_item: bool = False) -> int:

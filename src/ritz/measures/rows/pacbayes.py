@@ -1,5 +1,7 @@
 """Bounds of the error, and what goes into them."""
 
+from functools import partial
+
 from ...results import Estimate
 from .. import pacbayes
 from ..row import EVERY, NONE, Measure
@@ -13,8 +15,8 @@ def _metric_a(s: Subject, convention: pacbayes.MetricConvention) -> Estimate:
 
 def _sigma(s: Subject, adaptive: bool = False) -> Estimate:
     name = "adaptive sigma search" if adaptive else "sigma search"
-    run = pacbayes.sigma_search
-    return s.once(name, lambda: run(s.risk, adaptive=adaptive, seed=s.settings.seed, progress=s.report))
+    run = partial(pacbayes.sigma_search, s.risk, adaptive=adaptive, seed=s.settings.seed, progress=s.report)
+    return s.once(name, lambda: s.searched(name, run))
 
 
 ROWS = (

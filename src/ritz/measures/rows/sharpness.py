@@ -138,13 +138,15 @@ ROWS = (
     Measure(
         key="layer_spectral_norm", formula="max_l ||H_ll||", convention="diagonal blocks, module by module",
         source="per layer", family="sharpness", cost="search", gradients=300.0,
-        compute=lambda s: sharpness.layer_spectral_norms(s.hessian, seed=s.settings.seed, progress=s.report),
+        compute=lambda s: sharpness.layer_spectral_norms(
+            s.hessian, seed=s.settings.seed, progress=s.report, checkpoint=s.kept_search("layers")
+        ),
         reading="which layer is sharp: see the parts",
     ),
     Measure(
         key="ggn_trace", formula="Tr G", convention="not divided by P", source="seed 002, section 6",
         family="sharpness", cost="backward", gradients=10.0,
-        compute=lambda s: trace(GGN(s.risk), seed=s.settings.seed),
+        compute=lambda s: trace(GGN(s.risk), seed=s.settings.seed, checkpoint=s.kept_search("GGN trace")),
         reading="equals Tr H for piecewise-linear networks",
     ),
     Measure(
@@ -168,7 +170,9 @@ ROWS = (
     Measure(
         key="relative_flatness", formula="sum_{s,t} <w_s, w_t> Tr H_st", convention="last linear layer, rows w_s",
         source="Petzka et al. 2021", family="sharpness", cost="search", gradients=40.0, unchanged=SAME_FUNCTION,
-        compute=lambda s: sharpness.relative_flatness(s.risk, seed=s.settings.seed),
+        compute=lambda s: sharpness.relative_flatness(
+            s.risk, seed=s.settings.seed, checkpoint=s.kept_search("one layer")
+        ),
         reading="curvature of one layer in units of its own weights",
     ),
     Measure(

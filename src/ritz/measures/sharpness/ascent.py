@@ -19,6 +19,7 @@ from ...errors import NonFiniteError, WeightsMovedError
 from ...reducers import Mean
 from ...risk import Params, Risk
 from ...space import ParamSpace, random_uniform, row_norms, row_products
+from ..answers import answered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,21 +71,25 @@ class Surface:
     def loss(self, z: Tensor) -> float:
         """L at z."""
         params = self._params(z)
-        return self._met(self._fold(lambda _, batch: self.risk.total_and_weight(params, batch)))
+        return self._met(self._fold(params, lambda _, batch: self.risk.total_and_weight(params, batch)))
 
     def slope(self, z: Tensor) -> tuple[float, Tensor]:
         """L at z and its gradient in z, from one pass forward and back."""
         params = self._params(z)
-        row = self._fold(lambda _, batch: self._total_and_gradient(params, batch))
+        row = self._fold(params, lambda _, batch: self._total_and_gradient(params, batch))
         return self._met(row[0]), self.chart.pull(row[1:])
 
     def _params(self, z: Tensor) -> Params:
         with torch.inference_mode(False):  # what is made here can then be differentiated in
             return self.risk.space.split(self.origin + self.chart.shift(z))
 
-    def _fold(self, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]]) -> Tensor:
+    def _fold(self, params: Params, fn: Callable[[Params, Batch], tuple[Tensor, Tensor]]) -> Tensor:
         self.evaluations += 1
-        mean: Tensor = self.risk.fold(fn, Mean(), batches=self.batches)
+
+        def ask() -> Tensor:
+            return self.risk.fold(fn, Mean(), batches=self.batches)  # type: ignore[no-any-return]
+
+        mean = answered(params.values(), ask) if self.batches is None else ask()  # of some batches it is soon there
         if self.risk.version() != self._seen:
             raise WeightsMovedError("the weights changed while the search was under way; measure a copy of the model")
         return mean
@@ -140,7 +145,8 @@ def climb_box(surface: Surface, start: Tensor, iterations: int, tick: Tick) -> t
 
     def objective(x: "np.ndarray[Any, Any]") -> tuple[float, "np.ndarray[Any, Any]"]:
         nonlocal unit
-        loss, slope = surface.slope(torch.as_tensor(x).to(start))
+        # a copy: products of a CPU are rounded by where a vector lies, and numpy's lie anywhere
+        loss, slope = surface.slope(torch.as_tensor(x).to(start, copy=True))
         # the first step is minus the gradient: in this unit it reaches the faces of the box, however flat the loss is
         unit = unit or _UNIT * float(slope.abs().mean()) or 1.0
         met.append(loss)

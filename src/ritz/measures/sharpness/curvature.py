@@ -10,13 +10,16 @@ Equation 1 of seeds 000 and 002 prints both without the 1/2.
 
 import glob
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ...batches import Batch
+from ...checkpoint import Checkpoint, as_checkpoint
 from ...errors import UnsupportedError
 from ...estimators.quantities import Spectrum
 from ...estimators.trace import trace
@@ -166,6 +169,7 @@ def layer_spectral_norms(
     max_products: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Estimate:
     """max |lambda| of the diagonal block of every module, weight and bias together; the value is the largest of them.
 
@@ -179,6 +183,7 @@ def layer_spectral_norms(
         max_products: Most products to spend on each block; see `top_eigenpairs`.
         seed: Of the searches.
         progress: Called as progress(blocks done, blocks in all).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which the search of each block keeps its state.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -194,9 +199,10 @@ def layer_spectral_norms(
     for name in operator.space.names:
         groups.setdefault(name.rpartition(".")[0] or "root", []).append(glob.escape(name))
     parts: dict[str, Estimate] = {}
+    kept, search = as_checkpoint(checkpoint), partial(top_eigenpairs, k=1, which="magnitude", tol=tol, seed=seed)
     for done, (module, names) in enumerate(groups.items(), 1):
         block = operator.block(names)
-        pairs = top_eigenpairs(block, 1, "magnitude", tol=tol, max_products=max_products, seed=seed)
+        pairs = search(block, max_products=max_products, checkpoint=None if kept is None else kept.within(module))
         value, residual = abs(float(pairs.values[0])), float(pairs.residuals[0])
         parts[module] = Estimate(
             name=f"spectral norm of {module}", value=value, bracket=(value, value + residual), seed=seed,
@@ -219,7 +225,14 @@ def layer_spectral_norms(
 
 
 @full_precision()
-def relative_flatness(risk: Risk, layer: str | None = None, *, num_probes: int = 16, seed: int = 0) -> Estimate:
+def relative_flatness(
+    risk: Risk,
+    layer: str | None = None,
+    *,
+    num_probes: int = 16,
+    seed: int = 0,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+) -> Estimate:
     """Relative flatness of one layer, sum_{s,s'} <w_s, w_s'> Tr H_ss' (Petzka et al. 2021).
 
     w_s are the rows of the weight matrix W, one for each output, and H_ss' the blocks of its Hessian. It is the trace
@@ -232,6 +245,7 @@ def relative_flatness(risk: Risk, layer: str | None = None, *, num_probes: int =
             `named_modules`.
         num_probes: Products to spend; exact by as many products as the layer has weights, where these are no more.
         seed: Of the probes.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept.
 
     Example:
         >>> model = torch.nn.Linear(1, 1, bias=False)
@@ -248,7 +262,7 @@ def relative_flatness(risk: Risk, layer: str | None = None, *, num_probes: int =
     left, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     factor = (left * size).to(weight)  # F (out, r) with F F' = W W' and r = min(out, in)
     operator = _Weighted(Hessian(risk.restrict(glob.escape(name))), factor, name, weight.shape[1])
-    found = trace(operator, num_probes=num_probes, seed=seed)
+    found = trace(operator, num_probes=num_probes, seed=seed, checkpoint=checkpoint)
     text = f"sum over rows s, s' of {name} of <w_s, w_s'> Tr H_ss', bias left out"
     return replace(found, name="relative flatness", parts={}, convention=f"{text}; {found.convention}")
 
