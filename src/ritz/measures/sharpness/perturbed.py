@@ -101,8 +101,8 @@ def _box(risk: Risk, epsilon: float, subspace: int | None, seed: int) -> Chart:
     if subspace is None:
         return Chart(epsilon * (origin.abs() + 1))
     basis = risk.space.probes(range(subspace), seed, "normal", dtype=risk.dtype, device=risk.device)  # (p, dim)
-    # A^+ w by the normal equations: columns of random numbers are far from dependent. Not by lstsq, whose bits depend on
-    # where its own memory lies
+    # A^+ w by the normal equations: columns of random numbers are far from dependent. Not by lstsq, whose bits depend
+    # on where its own memory lies
     inner = torch.linalg.solve(row_products(basis, basis), row_products(basis, origin[None]))[:, 0]
     return Chart((epsilon * (inner.abs() + 1)).to(origin), basis)
 
