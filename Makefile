@@ -29,9 +29,10 @@ help:
 demo: $(READY)
 	$(BIN)/ritz demo
 
-# Two at a time, about as long each: what runs programs (pages, examples, commands, experiments) and doctests, beside
-# all other tests.
-PROGRAMS := tests/test_docs.py tests/test_pages.py tests/cli tests/papers tests/report tests/integrations src/ritz
+# Two at a time, about as long each: what runs programs (pages, examples, commands, experiments, ranks, kills) and
+# doctests, beside all other tests.
+PROGRAMS := tests/test_docs.py tests/test_pages.py tests/cli tests/papers tests/report tests/integrations \
+  tests/distributed tests/faults src/ritz
 test: $(DEV)
 	@$(BIN)/python -m pytest $(PROGRAMS) > .pytest-programs.log 2>&1 & programs=$$!; \
 	$(BIN)/python -m pytest tests $(foreach path,$(filter tests/%,$(PROGRAMS)),--ignore=$(path)); status=$$?; \
