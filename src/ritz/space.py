@@ -237,12 +237,12 @@ def row_products(left: Tensor, right: Tensor) -> Tensor:
         >>> row_products(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[3.0, 4.0]])).tolist()
         [[11.0], [4.0]]
     """
-    size = max(_PIECE, 1 << max(0, left.shape[1].bit_length() - 14))  # pieces are 2^14 at most, for any device
+    size = max(_PIECE, 1 << max(0, left.shape[1].bit_length() - 14))  # so that there are no more than 2^14 pieces
     whole = left.shape[1] // size * size
     found = (left[:, whole:] @ right[:, whole:].T).double()
     if whole:
-        pieces = (rows[:, :whole].unflatten(1, (-1, size)).transpose(0, 1) for rows in (left, right))
-        found += torch.bmm(next(pieces), next(pieces).mT).double().sum(0)
+        a, b = (rows[:, :whole].unflatten(1, (-1, size)).transpose(0, 1) for rows in (left, right))
+        found += torch.bmm(a, b.mT).double().sum(0)
     return found
 
 

@@ -1,5 +1,7 @@
 """A measurement that is killed within a search goes on within it: what the data said before is not asked for again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from ritz import walks
 from ritz.checkpoint import Checkpoint
 from ritz.measures import answers
 from ritz.measures.answers import answered, recalled
+from ritz.measures.registry import MEASURES
 
 SEARCHES = (
     "sigma", "sigma_adaptive", "certificate", "expected_loss", "epsilon_sharpness", "epsilon_sharpness_subspace",
@@ -77,6 +80,13 @@ def test_a_search_goes_on_where_it_was_killed(key, large, count, tmp_path, monke
 def test_states_of_searches_are_removed_when_a_measurement_is_done(tmp_path):
     measured("sigma", tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_measure_of_the_users_that_gives_no_estimate_is_told_so(tmp_path):
+    own = replace(MEASURES["expected_loss"], key="own", compute=lambda subject: 3.0)
+    risk, _ = fitted()
+    found = ritz.measure(risk, measures=[own], checkpoint=tmp_path)
+    assert found.failures["own"] == "TypeError: compute must return a ritz.Estimate, got float"
 
 
 def asked(saved, points: list[float], told: float) -> list[float]:

@@ -224,8 +224,9 @@ class _Pairs:
             self.first = image
             return
         first, self.first = self.first, None
-        across, *own = row_dots(torch.stack([first, first, image]), torch.stack([image, first, image]))
-        self.rows.append(torch.stack([across, sum(own) / 2]).cpu())
+        pairs = (first, image), (first, first), (image, image)
+        across, one, two = (row_dots(a[None], b[None])[0] for a, b in pairs)
+        self.rows.append(torch.stack([across, (one + two) / 2]).cpu())
 
     def merge(self, other: "_Pairs") -> None:
         """Pairs that come after these."""

@@ -20,7 +20,7 @@ class Answers:
     """The answers of one search, in order, each with the point it was asked for.
 
     A search that is begun again comes to the same points by what it is told. Where it does not, what follows is
-    forgotten.
+    forgotten. On the disk are all answers until the search is done, gradients too: 40 of them for a worst case.
 
     Example:
         >>> from ritz.checkpoint import Unsaved

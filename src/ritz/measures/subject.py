@@ -176,15 +176,16 @@ class Subject:
         """The same for a search, or for what one measure alone asks for."""
         return None if self.checkpoint is None else self.checkpoint.within(SEARCHES).within(name)
 
-    def searched(self, name: str, search: Callable[[], Estimate]) -> Estimate:
+    def searched(self, name: str, search: Callable[[], T]) -> T:
         """What a search gives; what it is told on its way is kept, and one that is done is not done again."""
         if self.checkpoint is None:
             return search()
         with resumable(self.kept_search(name), self.risk, name, asdict(self.settings)) as saved:
-            found: Estimate | None = saved.result
-            if found is None:
-                with recalled(saved):
-                    found = search()
+            if saved.result is not None:
+                return saved.result  # type: ignore[no-any-return]
+            with recalled(saved):
+                found = search()
+            if isinstance(found, Estimate):  # a measure of the user's may give anything, and is told so
                 saved.finish(found)
         return found
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ..estimators.noise import Curvature
@@ -245,7 +244,7 @@ def reduction_ratio(
     matrix = MATRICES[curvature or ("hessian" if risk.opaque else "ggn")]
     start = risk.at(before)
     step = risk.space.join(risk.params()) - risk.space.join(start.params())
-    slope, bend, square = row_dots(torch.stack([start.gradient(), matrix(start) @ step, step]), step).tolist()
+    slope, bend, square = (float(row_dots(x[None], step)) for x in (start.gradient(), matrix(start) @ step, step))
     foretold = slope + (bend + damping * square) / 2
     change = risk.loss() - start.loss()
     return Estimate(

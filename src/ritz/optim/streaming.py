@@ -128,7 +128,8 @@ class Stream:
 
     def _keep(self, probe: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
         apart, mean = left - right, (left + right) / 2
-        noise, form, square = row_dots(torch.stack([apart, probe, left]), torch.stack([apart, mean, right])).tolist()
+        pairs = (apart, apart), (probe, mean), (left, right)
+        noise, form, square = torch.cat([row_dots(a[None], b[None]) for a, b in pairs]).tolist()
         self.samples.append((factor * noise, form, square))
 
     def take(self) -> dict[str, Estimate]:
