@@ -359,7 +359,7 @@ def short_rows(rise=2.0, spread=0.0, eval_mode=100.0):
     rows = [row for row in printed_rows("wideresnet", seeds=1, epochs=4) if row["weight_decay"] != 1e-4]
     for row in rows:
         decay = row["weight_decay"] > 0
-        row |= {"weight_norm": 70.0 - 20.0 * decay, "images": 2560, "lanczos_steps": 30, "probes": 1}
+        row |= {"weight_norm": 70.0 - 20.0 * decay, "images": 1280, "lanczos_steps": 30, "probes": 1}
         for mode, value in (("train", 5.0), ("eval", eval_mode)):
             value *= rise if decay else 1.0
             row[mode]["lambda_max"] = [value, value * (1 - spread), value * (1 + spread)]

@@ -28,7 +28,7 @@ no numbers of their own. Here:
   Tr H^2 larger than those of all images. The residual networks are smaller ones of their families (`NETWORKS`): orders
   are judged on them, printed numbers are not.
 - wideresnet-published is the network of 36,546,980 parameters at "short" too: four epochs, weight decays 0 and 5e-4,
-  one seed, 2,560 images, 30 steps.
+  one seed, 1,280 images, 30 steps.
 - Runs at several weight decays are begun seed by seed; what has not begun by `Setting.until` is left out, and claims
   are judged on the runs that there are.
 """
@@ -114,7 +114,7 @@ NETWORKS = {
         "WideResNet-28-10", wide_resnet28_10, 0.1, BOTH, 8, (0.02, 0.2, 1), (1, 0, 0), (8, 640, 10_000), (3, 10, 30)
     ),
     "wideresnet-published": Network(
-        "WideResNet-28-10", wide_resnet28_10, 0.1, BOTH, 4, (0.02, 1, 1), (1, 0, 0), (8, 2560, 10_000), (3, 30, 30),
+        "WideResNet-28-10", wide_resnet28_10, 0.1, BOTH, 4, (0.02, 1, 1), (1, 0, 0), (8, 1280, 10_000), (3, 30, 30),
         probes=1, seeds=(2, 1, 4), decays=(ENDS, ENDS, WEIGHT_DECAYS),
     ),
     "vgg": Network("VGG-16-BN", vgg16_bn, 0.1, BOTH, 8, (0.03125, 1, 1)),
