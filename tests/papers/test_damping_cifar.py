@@ -288,12 +288,12 @@ def test_a_printed_accuracy_is_refuted_by_whole_training_alone_or_by_its_loss(ep
     assert found["SGD 0.01: accuracy"].verdict == verdict
 
 
-def figure12(mean=40.0, lost=False, at=0.05):
+def figure12(mean=40.0, lost=False, at=0.05, sgd_seconds=30.0):
     learned = Arm("KFAC", 1e-3, 0.03, learned=True, epochs=study.THIRD)
     off = replace(learned, dropout=False)
     ends = {learned: 41.0, off: 44.0, learned.at(0.1): 40.0, learned.at(at): mean, learned.at(0.03): 30.0}
     ends |= {study.SGD_THIRD: 30.0, SGD: 45.0}
-    times = {SGD: 30.0, study.SGD_THIRD: 10.0}
+    times = {SGD: sgd_seconds, study.SGD_THIRD: 10.0}
     rows = []
     for seed in range(3):
         for arm, end in ends.items():
@@ -312,7 +312,10 @@ def test_figure_12_is_judged_at_equal_dropout_at_equal_epochs_and_at_equal_time(
     assert found[f"{learned} - SGD, at equal epochs"].verdict == "holds"
     in_time = found[f"{learned} - SGD, at equal time"]  # SGD is at 20 of 30 s, a third of the way from half to all
     assert float(in_time.measured.value) == pytest.approx(41.0 - 45 * (1 / 2 + 1 / 6), abs=0.1)
-    assert "ended before in 0 of 3" in in_time.evidence
+    assert "SGD had ended first in 0 of 3" in in_time.evidence
+    in_time = figure12(sgd_seconds=15.0)[f"{learned} - SGD, at equal time"]  # now KFAC is at 15 of its 20 s
+    assert float(in_time.measured.value) == pytest.approx(41.0 * 3 / 4 - 45.0, abs=0.1)
+    assert "SGD had ended first in 3 of 3" in in_time.evidence
     assert found[f"{learned} beats flat damping at its mean (KFAC 0.001, flat 0.05)"].verdict == "holds"
     (dropout,) = [claim for text, claim in found.items() if "not the text, trains it without dropout" in text]
     assert dropout.where.endswith("a control")

@@ -37,7 +37,8 @@ def figure(rows: Rows) -> "Figure":
     for ax, name in zip(axes, ("epoch", "seconds of training, runs side by side"), strict=False):
         ax.set(xlabel=name, ylabel="accuracy, %  (solid: test, dotted: training)")
     count = len({row["seed"] for row in rows})
-    drawing.suptitle(f"means over {count} seeds, bands from the least to the most; x: a lost run", fontsize=9)
+    seeds = f"means over {count} seeds, bands from the least to the most" if count > 1 else "one seed"
+    drawing.suptitle(f"{seeds}; x: a lost run", fontsize=9)
     for row in learned:
         axes[2].plot(row["damping_step"], row["damping"], color=colours[row["arm"]], lw=1.0)
         axes[2].set(xlabel="step", ylabel="learned damping δ, every seed")

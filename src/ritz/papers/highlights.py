@@ -49,6 +49,10 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "false-friend/softmax", "Is the printed sharpness of softmax regression met?",
         "lambda_1 at weight decay 0.0005, trained on 55,000 images, 1000 epochs: in the prediction interval",
     ),
+    Highlight(
+        "false-friend/wideresnet-published", "Is WideResNet-28-10, at its published size, sharper with weight decay?",
+        "lambda_1 rises from weight decay 0 to 0.0005, one network each",
+    ),
     Highlight("false-friend/vgg-gadam", "Is Gadam's solution sharper than SGD's?", "lambda_1, Gadam over SGD"),
     Highlight(
         "false-friend/vgg-gadam", "And does it generalise better?", "accuracy on the test set, Gadam less SGD"
@@ -88,6 +92,14 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "margins/timing", "And if they are taken exactly, a batch at a time?", "the same with traces that are exact"
     ),
     Highlight("damping/table2", "Is damped Adam ahead of Adam?", "Adam-D - Adam"),
+    Highlight(
+        "damping/figure12-code", "As in the published code, is learned damping ahead of the flat one it starts from?",
+        "KFAC 0.001, learned from 0.03, no dropout, as published - flat 0.03 with dropout",
+    ),
+    Highlight(
+        "damping/figure12-code", "Is it still, once both have dropout?",
+        "KFAC 0.001, learned from 0.03, as published - flat 0.03 with dropout",
+    ),
     Highlight(
         "damping/figure12", "Is the learned damping's lead the dropout that the published code turns off with it?",
         "KFAC 0.001, learned from 0.03: that the published code",

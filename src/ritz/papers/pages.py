@@ -55,7 +55,8 @@ decidable*, and the evidence begins with what the run is short of. At *smoke* it
 nothing.
 
 Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
-recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment.
+recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment. Times are those of the
+last call: runs that an earlier one had ended are not in them, and other experiments may have shared the device.
 """
 
 
