@@ -439,23 +439,6 @@ def test_where_every_run_diverged_nothing_can_be_said():
     assert {claim.verdict for claim in judgement.decay_claims(rows)} == {"not decidable"}
 
 
-def test_a_ratio_of_traces_that_are_not_positive_is_not_decidable():
-    found = judgement.ratio({0: 1.0, 1: 1.0}, {0: 2.0, 1: -1.0})
-    assert math.isnan(found.value)
-    claim = judgement.Claim(paper="", where="", text="", expected=2.0, reference=1.0, measured=found)
-    assert claim.verdict == "not decidable"
-
-
-def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
-    from scipy.stats import t
-
-    values = torch.tensor([2.0, 3.0, 2.5, 4.0])
-    low, high = judgement.ratio(dict.fromkeys(range(4), 1.0), dict(enumerate(values.tolist()))).interval()
-    logs = values.log()
-    width = t.ppf(0.975, 3) * float(logs.std()) / 2
-    assert [math.log(low), math.log(high)] == pytest.approx([float(logs.mean()) - width, float(logs.mean()) + width])
-
-
 def optimiser_rows(sharper=40.0, squares=200.0):
     rows = []
     for seed in range(3):

@@ -8,14 +8,12 @@ the direction alone is judged, on one network each as in the papers, by what the
 diverged are left out and counted in the evidence; of those that were not begun nothing is said.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
-from ..results import Estimate, from_samples
+from ..results import Estimate
 from .base import Claim
+from .over_seeds import difference, mean, quotient, ratio
 
 Row = Mapping[str, Any]
 
@@ -129,7 +127,7 @@ def decay_arm(weight_decay: float) -> str:
     return f"decay {weight_decay:g}"
 
 
-# ------------------------------------------------------------------------------------------------------- estimates
+# ------------------------------------------------------------------------------------------------ numbers and words
 
 
 def numbers(rows: Sequence[Row], key: str, arm: str, mode: str = "eval") -> dict[int, float]:
@@ -144,54 +142,6 @@ def numbers(rows: Sequence[Row], key: str, arm: str, mode: str = "eval") -> dict
     if key in CURVATURE:
         return {row["seed"]: float(row[mode][key][0]) for row in own if mode in row}
     return {row["seed"]: float(row[key]) for row in own if key in row}
-
-
-def mean(values: Mapping[int, float]) -> Estimate:
-    """The mean over seeds with its Student t interval; NaN where no run ended."""
-    return from_samples("mean over seeds", torch.tensor(list(values.values()), dtype=torch.float64))
-
-
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
-    """The mean over seeds of second - first.
-
-    Example:
-        >>> difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5, 2: 9.0}).value
-        0.5
-    """
-    return mean({seed: second[seed] - first[seed] for seed in first if seed in second})
-
-
-def ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
-    """The geometric mean over seeds of second / first; its interval is that of the mean logarithm.
-
-    NaN where a number is not positive, as the trace of an indefinite matrix may be.
-
-    Example:
-        >>> found = ratio({0: 1.0, 1: 1.0, 2: 1.0}, {0: 2.0, 1: 8.0, 2: 4.0})
-        >>> round(found.value, 6), [round(end, 3) for end in found.interval()]
-        (4.0, [0.715, 22.38])
-    """
-    pairs = [(first[seed], second[seed]) for seed in first if seed in second]
-    logs = [math.log(b / a) if a > 0 and b > 0 else math.nan for a, b in pairs]
-    found = mean(dict(enumerate(logs)))
-    ends = torch.tensor([float(x) for x in (found.value, *found.interval())], dtype=torch.float64)
-    center, low, high = ends.exp().tolist()
-    return Estimate(
-        name="ratio", value=center, stderr=center * float(found.stderr), bracket=(low, high),
-        samples=torch.tensor([b / a if a else math.nan for a, b in pairs], dtype=torch.float64),
-        convention="geometric mean over seeds of the ratio at equal seed",
-    )  # fmt: skip
-
-
-def quotient(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """second / first of two numbers [value, lower, upper], and all that they leave open; the first is positive.
-
-    Example:
-        >>> [quotient([2.0, low, 2.0], [4.0, 4.0, 5.0]).interval() for low in (1.0, -1.0)]
-        [(2.0, 5.0), (2.0, inf)]
-    """
-    high = second[2] / first[1] if first[1] > 0 else math.inf
-    return Estimate(name="ratio", value=second[0] / first[0], bracket=(second[1] / first[2], high))
 
 
 def told(rows: Sequence[Row], arms: Sequence[str], mode: str | None = None) -> str:
@@ -289,7 +239,7 @@ def _value(
     """A printed number beside the mean over seeds."""
     return Claim(
         paper=source[0], where=source[1], text=f"{NAMES[key]} at {at}", expected=number,
-        measured=mean(numbers(rows, key, arm, mode)),
+        measured=mean(numbers(rows, key, arm, mode).values()),
         tolerance=RELATIVE[key] * abs(number) if key in RELATIVE else POINTS,
         evidence=told(rows, [arm], mode if key in CURVATURE else None), short_of=short_of(rows, key),
     )  # fmt: skip
@@ -343,7 +293,7 @@ def _stability_claims(rows: Sequence[Row]) -> list[Claim]:
     """Section 4 of seed 000: lambda_1 against 2 / learning rate."""
     arm = decay_arm(5e-4)
     about: dict[str, Any] = {
-        "paper": "seed 000", "where": "section 4", "measured": mean(numbers(rows, "lambda_max", arm, "train")),
+        "paper": "seed 000", "where": "section 4", "measured": mean(numbers(rows, "lambda_max", arm, "train").values()),
         "evidence": told(rows, [arm], "train"), "short_of": short_of(rows, "lambda_max"),
     }  # fmt: skip
     return [
@@ -379,8 +329,8 @@ def _mode_claims(rows: Sequence[Row]) -> list[Claim]:
         own = [row for row in rows if row["arm"] == arm and "eval" in row]
         apart = [quotient(*sorted(row[mode]["lambda_max"] for mode in ("eval", "train"))) for row in own]
         seen = "; ".join(
-            f"{NAMES[key]} {mean(numbers(rows, key, arm, 'eval')).value:.3g} in evaluation mode, "
-            f"{mean(numbers(rows, key, arm, 'train')).value:.3g} in train mode"
+            f"{NAMES[key]} {mean(numbers(rows, key, arm, 'eval').values()).value:.3g} in evaluation mode, "
+            f"{mean(numbers(rows, key, arm, 'train').values()).value:.3g} in train mode"
             for key in ("lambda_max", "moment2_per_param")
         )
         found.append(

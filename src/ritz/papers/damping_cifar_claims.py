@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..results import Estimate, from_samples
+from ..results import Estimate
 from .base import Claim, Relation
-from .cifar_spectra_claims import ratio
 from .damping_cifar import (
     ADAM,
     ADAM_D,
@@ -41,6 +40,7 @@ from .damping_cifar import (
 )  # fmt: skip
 from .damping_cifar_runs import Runs, accuracy, at_time, between, quotient, variant
 from .experiment import Progress, Rows, Setting
+from .over_seeds import mean, ratio
 
 PAPER = "seed 004"
 TABLE2 = {SGD: (65.3, 0.6), ADAM_D: (65.5, 0.7), ADAM: (61.9, 0.4)}  # mean, and what is printed after +-
@@ -85,8 +85,8 @@ def claims(item: str, rows: Rows) -> list[Claim]:
 
 
 def _mean(values: Tensor | Sequence[float], about: str) -> Estimate:
-    """With the interval of Student's t; without one, NaN, where seeds are too few."""
-    found = from_samples("mean", torch.as_tensor(values, dtype=torch.float64), convention=f"{about}, mean over seeds")
+    """The mean over seeds; without an interval where they are too few."""
+    found = mean(map(float, values), convention=f"{about}, mean over seeds")
     return found if len(values) >= LEAST_SEEDS else replace(found, stderr=math.nan)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from .base import Claim
 from .noise_spectrum_learned import section_7
-from .noise_spectrum_measures import NINE, TOP, mean, summary
+from .noise_spectrum_measures import NINE, TOP, summary
+from .over_seeds import mean
 
 _claim = partial(Claim, paper="seed 004")
 

@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from .. import rmt
 from ..operators.hessian import Hessian
-from ..results import Estimate, from_samples
 from ..risk import Risk
 from ..space import random_permutation, random_uniform
 from .data.images import Data
@@ -267,18 +266,6 @@ def _rest(X: Tensor, basis: Tensor) -> float:
 
 def _norm(values: Tensor) -> float:
     return float(values.abs().max())
-
-
-def mean(values: Sequence[float]) -> Estimate:
-    """With the interval of Student's t; NaN of nothing.
-
-    Example:
-        >>> mean([1.0, 3.0]).value, mean([]).value
-        (2.0, nan)
-    """
-    if not values:
-        return Estimate(name="mean", value=math.nan, stderr=math.nan)
-    return from_samples("mean", torch.tensor(list(values), dtype=torch.float64))
 
 
 def summary(rows: Sequence[Mapping[str, Any]], **match: Any) -> list[Mapping[str, Any]]:

@@ -24,7 +24,6 @@ from ..krylov.lanczos import lanczos
 from ..models import softmax_regression
 from ..operators.base import full_precision
 from ..operators.hessian import Hessian
-from ..results import Estimate, from_samples
 from ..risk import Risk
 from . import mnist_mlp
 from .base import Claim, Relation
@@ -32,6 +31,7 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting
 from .mnist_mlp import WEIGHT_DECAYS, Trained
 from .mnist_mlp_claims import plain, prediction_interval
+from .over_seeds import mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str, decay: float, place: in
 def _printed(rows: Sequence[Mapping[str, Any]], key: str, decay: float, text: str, seen: str) -> list[Claim]:
     """Whether a printed number is one that another seed would give, and whether it is met to 2 %."""
     values = list(_values(rows, key, decay).values())
-    mean = statistics.fmean(values)
+    middle = statistics.fmean(values)
     # other held-out images: a draw of 5,000 moves an accuracy more than a seed does
     noise = statistics.fmean(_values(rows, key, decay, 1).values()) if key == "val_accuracy" else 0.0
     low, high = prediction_interval(values, noise=noise)
@@ -150,14 +150,14 @@ def _printed(rows: Sequence[Mapping[str, Any]], key: str, decay: float, text: st
     other = " on other held-out images" if noise else ""
     return [
         Claim(
-            text=f"{what}: in the prediction interval of our seeds", measured=mean,
+            text=f"{what}: in the prediction interval of our seeds", measured=middle,
             tolerance=(high - low) / 2 + rounding,
             evidence=f"{spread}; one more{other} falls between {low:.5g} and {high:.5g} with probability 95 %",
             **about,
         ),
         Claim(
-            text=f"{what}: to {NEAR:.0%}", measured=_mean(values), tolerance=NEAR * float(text),
-            evidence=f"{spread}; mean / printed = {mean / float(text):.4f}", **about,
+            text=f"{what}: to {NEAR:.0%}", measured=mean(values), tolerance=NEAR * float(text),
+            evidence=f"{spread}; mean / printed = {middle / float(text):.4f}", **about,
         ),
     ]  # fmt: skip
 
@@ -182,15 +182,10 @@ def _order(rows: Sequence[Mapping[str, Any]], key: str, last: float, seen: str) 
     if texts is None:  # no number is printed: the direction is the claim
         way: Relation = "<=" if ORDERS[key] < 0 else ">="
         about |= {"text": where["text"], "evidence": evidence}
-        return Claim(expected=1.0, relation=way, measured=_mean(changes), **about)
+        return Claim(expected=1.0, relation=way, measured=mean(changes), **about)
     before, after = float(texts[0]), float(texts[WEIGHT_DECAYS.index(last)])
     expected = after - before if key == "val_accuracy" else after / before
-    return Claim(expected=expected, measured=_mean(changes), evidence=evidence, **where, **about)
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-    """The mean over seeds with Student's interval."""
-    return from_samples("mean over seeds", torch.tensor(values, dtype=torch.float64))
+    return Claim(expected=expected, measured=mean(changes), evidence=evidence, **where, **about)
 
 
 def figure(rows: Rows) -> "Figure":

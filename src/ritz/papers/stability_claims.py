@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..results import Estimate
 from .base import Claim
-from .cifar_spectra_claims import ratio
+from .over_seeds import geometric_mean
 
 SEED = "seed 000"
 NOTE = "section 4, note on the learning rate"
@@ -72,11 +71,6 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def _mean(values: Sequence[float]) -> Estimate:
-    """The geometric one over seeds, for all are positive and some leap: its interval stays above 0."""
-    return ratio(dict.fromkeys(range(len(values)), 1.0), dict(enumerate(values)))
-
-
 def _named(row: Row) -> str:
     batch = f"batches of {row['batch']}" if row["batch"] else "full batches"
     momentum = f", momentum {row['momentum']:g}" if row["momentum"] else ""
@@ -97,7 +91,7 @@ def _whole(own: Sequence[Row]) -> list[Claim]:
     ends = ", ".join(f"{row['lambda_max'][-1] / limit:.3g}" for row in own)
     seen = f"{_seen(own)}; above the bound {statistics.fmean(above):.0%} of the time; at the end {ends}"
     about: dict[str, Any] = {"paper": SEED, "where": NOTE, "evidence": seen}
-    rest = _mean([settled(row) / limit for row in own])
+    rest = geometric_mean([settled(row) / limit for row in own])
     found = [
         Claim(
             text=f"{name}: median lambda_1 / ({what}) of the second half is at most 1", expected=1.0, relation="<=",
@@ -105,7 +99,7 @@ def _whole(own: Sequence[Row]) -> list[Claim]:
         ),
         Claim(
             text=f"{name}: on the way too, largest lambda_1 / ({what}) is at most 1", expected=1.0, relation="<=",
-            measured=_mean([peak(row) / limit for row in own]), **(about | {"evidence": f"{seen}. {EDGE}"}),
+            measured=geometric_mean([peak(row) / limit for row in own]), **(about | {"evidence": f"{seen}. {EDGE}"}),
         ),
         Claim(
             text=f"{name}: the bound is tight: median lambda_1 / ({what}) of the second half", expected=1.0,
@@ -116,7 +110,7 @@ def _whole(own: Sequence[Row]) -> list[Claim]:
         found.append(
             Claim(
                 text=f"{name}: largest lambda_1 / (2 / a) is at most 1, as if there were no momentum", expected=1.0,
-                relation="<=", measured=_mean([peak(row) * row["rate"] / 2 for row in own]), **about,
+                relation="<=", measured=geometric_mean([peak(row) * row["rate"] / 2 for row in own]), **about,
             )
         )  # fmt: skip
     return found
@@ -134,16 +128,17 @@ def _stochastic(own: Sequence[Row]) -> list[Claim]:
     return [
         Claim(
             text=f"{name}: median lambda_1 / (2 / a) of the second half is at most 1", expected=1.0, relation="<=",
-            measured=_mean([settled(row) * rate / 2 for row in own]), **about,
+            measured=geometric_mean([settled(row) * rate / 2 for row in own]), **about,
         ),
         Claim(
             text=f"{name}: (1 - a lambda_1)^2 + a^2 lambda_1(Var) is at most 1", expected=1.0, relation="<=",
-            measured=_mean([statistics.fmean((1 - rate * top) ** 2 + rate**2 * v for top, v in x) for x in looks]),
-            **about,
+            measured=geometric_mean(
+                statistics.fmean((1 - rate * top) ** 2 + rate**2 * v for top, v in x) for x in looks
+            ), **about,
         ),
         Claim(
             text=f"{name}: the stricter bound is tight: lambda_1 over it", expected=1.0, tolerance=TIGHT,
-            measured=_mean(near), **about,
+            measured=geometric_mean(near), **about,
         ),
     ]  # fmt: skip
 
@@ -161,7 +156,7 @@ def _flatter(rows: Sequence[Row]) -> list[Claim]:
         losses = ", ".join(f"{row['loss'][-1] / whole[row['seed']]['loss'][-1]:.3g}" for row in own)
         found.append(
             Claim(
-                paper=SEED, where=NOTE, expected=1.0, relation="<=", measured=_mean(ratios),
+                paper=SEED, where=NOTE, expected=1.0, relation="<=", measured=geometric_mean(ratios),
                 text=f"{_named(own[0])}: flatter than gradient descent at this rate: ratio of the median lambda_1",
                 evidence=f"{_seen(own)}; ratio of the losses {losses}",
             )
@@ -183,7 +178,7 @@ def _falling(rows: Sequence[Row]) -> list[Claim]:
             Claim(
                 paper=SEED, where=NOTE, text=f"MLP as the papers train it: {text}: lambda_1 over it",
                 expected=expected, relation=relation,  # type: ignore[arg-type]
-                measured=_mean([row["lambda_max"] / limit for row, limit in zip(rows, limits, strict=True)]),
+                measured=geometric_mean([row["lambda_max"] / limit for row, limit in zip(rows, limits, strict=True)]),
                 evidence=f"{len(rows)} seeds, {rows[0]['images']:,} images; bound {limits[0]:.4g}. The paper holds its "
                 "ResNets' 23 to 40 at a = 0.1 against 20; with their momentum of 0.9 the bound is 38",
             )

@@ -25,8 +25,9 @@ from ..intervals import StudentT
 from ..results import Estimate
 from .base import Claim
 from .cifar_spectra import sgd_recipe, train_arms
-from .cifar_spectra_claims import Row, decay_arm, difference, numbers, ratio, short_of, told
+from .cifar_spectra_claims import Row, decay_arm, numbers, short_of, told
 from .experiment import Progress, Rows, Setting
+from .over_seeds import difference, ratio
 from .recipe import trace_penalty
 
 NETWORK = "wideresnet"

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..measures.study.correlation import spearman
-from ..results import Estimate, from_samples
 from . import mnist_mlp
 from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting
 from .mnist_mlp import Trained
+from .over_seeds import mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,12 +106,12 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     about = ABOUT | {"evidence": evidence}
     return [
         Claim(
-            text="|w| falls from weight decay 0 to 5e-4: ratio", expected=1.0, relation="<=", measured=_mean(ratios),
+            text="|w| falls from weight decay 0 to 5e-4: ratio", expected=1.0, relation="<=", measured=mean(ratios),
             **about,
         ),
         Claim(
             text="test error falls from weight decay 0 to 5e-4: percentage points", expected=0.0, relation="<=",
-            measured=_mean(changes), **about,
+            measured=mean(changes), **about,
         ),
         Claim(
             text="|w| falls at every step of weight decay: how many seeds", expected=float(len(seeds)),
@@ -119,17 +119,13 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         ),
         Claim(
             text="the smaller |w|, the smaller the test error, over all weight decays: rank correlation",
-            expected=0.0, relation=">=", measured=_mean(ranks), **(about | BEYOND),
+            expected=0.0, relation=">=", measured=mean(ranks), **(about | BEYOND),
         ),
     ]  # fmt: skip
 
 
 def _row(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-    return from_samples("mean over seeds", _row(values))
 
 
 def _short(value: Tensor) -> float:

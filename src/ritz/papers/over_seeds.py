@@ -1,0 +1,76 @@
+"""Numbers of several seeds as one estimate: means, and differences and ratios at equal seed, with Student's t interval.
+
+One seed has no interval, and what is judged by it is not decidable; of no seed at all, and where a number is NaN, the
+estimate is NaN. Numbers that are paired are given by seed, and only seeds that both have are counted.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..results import Estimate, from_samples
+
+
+def mean(values: Iterable[float], **fields: Any) -> Estimate:
+    """The mean over seeds; `fields` replace those of the estimate.
+
+    Example:
+        >>> mean([1.0, 3.0]).value, mean([]).value
+        (2.0, nan)
+    """
+    return from_samples(**{"name": "mean over seeds", "samples": _row(values)} | fields)
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
+    """The mean over seeds of second - first.
+
+    Example:
+        >>> difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.5, 2: 9.0}).value
+        0.5
+    """
+    return mean(second[seed] - first[seed] for seed in first if seed in second)
+
+
+def geometric_mean(values: Iterable[float]) -> Estimate:
+    """exp of the mean logarithm and of the ends of its interval; NaN where a number is not positive.
+
+    Example:
+        >>> found = geometric_mean([2.0, 8.0, 4.0])
+        >>> round(found.value, 6), [round(end, 3) for end in found.interval()]
+        (4.0, [0.715, 22.38])
+    """
+    values = list(values)
+    found = mean(math.log(x) if x > 0 else math.nan for x in values)
+    center, low, high = _row(float(x) for x in (found.value, *found.interval())).exp().tolist()
+    return Estimate(
+        name="geometric mean over seeds", value=center, stderr=center * float(found.stderr), bracket=(low, high),
+        samples=_row(values),
+    )  # fmt: skip
+
+
+def ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
+    """The geometric mean over seeds of second / first; NaN where one is not positive, as a trace may be.
+
+    Example:
+        >>> round(ratio({0: 1.0, 1: 2.0}, {0: 2.0, 1: 16.0}).value, 6)
+        4.0
+    """
+    pairs = [(first[seed], second[seed]) for seed in first if seed in second]
+    return geometric_mean(b / a if a > 0 and b > 0 else math.nan for a, b in pairs)
+
+
+def quotient(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """second / first of two numbers [value, lower, upper], and all that they leave open; the first is positive.
+
+    Example:
+        >>> [quotient([2.0, low, 2.0], [4.0, 4.0, 5.0]).interval() for low in (1.0, -1.0)]
+        [(2.0, 5.0), (2.0, inf)]
+    """
+    high = second[2] / first[1] if first[1] > 0 else math.inf
+    return Estimate(name="ratio", value=second[0] / first[0], bracket=(second[1] / first[2], high))
+
+
+def _row(values: Iterable[float]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)
