@@ -23,7 +23,7 @@ from .rows import Report, Row, attempted, in_time, verdict
 
 LENGTHS = (8, 80, 800, 8_000, 80_000)  # products
 AT_ONCE = 8
-CALLS = 6  # at least, and as many after a compilation: the second is recorded, the third replayed
+CALLS = 8  # at least, and as many after a compilation: the second is recorded, three are timed
 REPEATS = 5  # of jobs that are soon done
 SLOWER = 1.1  # what "auto" may take, in jobs that are not compiled
 

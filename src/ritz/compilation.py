@@ -35,6 +35,8 @@ AUTO_ON = ("cuda",)  # kinds of devices: on a CPU runs are the same to the bit, 
 SLOWER = 0.1  # by how much a compilation that gains nothing may lengthen a run
 START, EACH = 20.0, 0.04  # seconds to compile: some at least, and for each operation
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative distance from the function as it is
+LASTING = 8  # batches of another size, on end, after which it is the usual one
+TIMED = range(2, 5)  # calls: not the first, in which libraries choose their algorithms, nor that which is recorded
 WAITS = 0.2  # of the seconds of a call: a host that takes more to start it keeps the device waiting between kernels
 AGREE_TF32 = 1e-2  # where float32 is multiplied with ten bits
 
@@ -102,20 +104,27 @@ class Compilations:
     def __init__(self, most: int = 4) -> None:
         self.most = most
         self._known: dict[Hashable, _State] = {}
-        self._sizes: dict[Hashable, int] = {}
+        self._sizes: dict[Hashable, tuple[int, int, int]] = {}  # the usual one, the last one, how often on end
 
     def __len__(self) -> int:
         return sum(state.compiled is not None for state in self._known.values())
 
     def is_usual(self, family: Hashable, size: int) -> bool:
-        """Whether batches of this size came first in their family: the others, as a ragged last one, stay as they are.
+        """Whether batches of this size came first in their family, or many times on end since then.
+
+        The others, as a ragged last one, stay as they are. All are of another size once memory has run out.
 
         Example:
             >>> compilations = Compilations()
-            >>> [compilations.is_usual("Hessian", size) for size in (64, 64, 10)]
-            [True, True, False]
+            >>> [compilations.is_usual("Hessian", size) for size in (64, 64, 10, 64, *[32] * LASTING)]
+            [True, True, False, True, False, False, False, False, False, False, False, True]
         """
-        return self._sizes.setdefault(family, size) == size
+        usual, other, times = self._sizes.get(family, (size, 0, 0))
+        times = 0 if size == usual else times + 1 if size == other else 1
+        if times == LASTING:
+            usual, times = size, 0
+        self._sizes[family] = usual, size, times
+        return size == usual
 
     def find(
         self,
@@ -143,11 +152,10 @@ class Compilations:
         if state.refused:
             return eager()
         device = inputs[0].device
-        # not the first call, in which libraries choose their algorithms
-        begin = _clock(device) if state.calls else None
+        begin = clock(device) if state.calls in TIMED else None
         results = eager()
         if begin is not None:
-            state.seconds = _clock(device) - begin
+            state.seconds = min(clock(device) - begin, state.seconds or math.inf)
         state.calls += 1
         if prospect is None or self._pays(state, prospect, traced, inputs):
             self._compile(state, traced, inputs, results, exact, must_gain=prospect is not None)
@@ -192,7 +200,7 @@ class Compilations:
         must_gain: bool,
     ) -> None:
         if len(self) >= self.most:
-            state.refused = True
+            self._refuse(state, f"is one more than the {self.most} that are kept", None)
             return
         if state.graph is None and not self._trace(state, traced, inputs):
             return
@@ -205,10 +213,10 @@ class Compilations:
                 found = compiled(*inputs)
                 took = time.perf_counter() - start
                 _spoil(device)
-                begin = _clock(device)
+                begin = clock(device)
                 again = compiled(*inputs)
                 started = time.perf_counter() - begin
-                seconds = _clock(device) - begin
+                seconds = clock(device) - begin
         except Exception as error:  # compilers fail in ways of their own
             self._refuse(state, "cannot be compiled", error)
             return
@@ -339,8 +347,13 @@ def _tools(device: torch.device) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
-def _clock(device: torch.device) -> float:
-    """Seconds, after all that was asked of the device is done."""
-    if device.type == "cuda":
+def clock(device: torch.device) -> float:
+    """Seconds, after all that was asked of the device is done; not so while the user records on it.
+
+    Example:
+        >>> clock(torch.device("cpu")) <= time.perf_counter()
+        True
+    """
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
     return time.perf_counter()

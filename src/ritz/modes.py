@@ -111,13 +111,14 @@ def _checked_batch_loss(batch_loss: BatchLoss) -> BatchLoss:
 @contextlib.contextmanager
 def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -> Iterator[None]:
     """Mode set, kernels differentiable twice, hooks of backward passes away; all of it and the generators put back."""
+    modules = list(model.modules())  # a walk through them takes as long as all else here
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated_rng(device=device))
-        stack.enter_context(_mode(model, mode, dropout))
-        stack.enter_context(_no_backward_hooks(model))
-        stack.enter_context(_plain_embeddings(model))
+        stack.enter_context(_mode(modules, mode, dropout))
+        stack.enter_context(_no_backward_hooks(modules))
+        stack.enter_context(_plain_embeddings(modules))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_no_fused_layers(model, device))
+        stack.enter_context(_no_fused_layers(modules, device))
         stack.enter_context(torch.autocast(device.type, enabled=False))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())  # each product switches on what it needs
@@ -126,9 +127,8 @@ def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -
 
 
 @contextlib.contextmanager
-def _mode(model: nn.Module, mode: Mode, dropout: bool) -> Iterator[None]:
+def _mode(modules: Sequence[nn.Module], mode: Mode, dropout: bool) -> Iterator[None]:
     """Evaluation mode, save for BatchNorm by batch statistics and dropout where they are asked for."""
-    modules = list(model.modules())
     training = [m.training for m in modules]
     norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)] if mode == "train" else []
     tracking = [m.track_running_stats for m in norms]
@@ -148,10 +148,10 @@ def _mode(model: nn.Module, mode: Mode, dropout: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
+def _no_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Hooks on backward passes belong to training: they could change a product, and torch.func cannot run them."""
     kinds = ("_backward_hooks", "_backward_pre_hooks")
-    held = [(m, kind, getattr(m, kind)) for m in model.modules() for kind in kinds if getattr(m, kind, None)]
+    held = [(m, kind, getattr(m, kind)) for m in modules for kind in kinds if getattr(m, kind, None)]
     try:
         for m, kind, _ in held:
             setattr(m, kind, OrderedDict())
@@ -162,13 +162,13 @@ def _no_backward_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_embeddings(model: nn.Module) -> Iterator[None]:
+def _plain_embeddings(modules: Sequence[nn.Module]) -> Iterator[None]:
     """The padding row of an embedding is a parameter like any other, and no row is renormalised in place.
 
     With `padding_idx` reverse mode leaves its gradient out and forward mode does not: the gradient is then that of no
     function, and products are not symmetric.
     """
-    held = [(m, m.padding_idx, m.max_norm) for m in model.modules() if isinstance(m, nn.Embedding)]
+    held = [(m, m.padding_idx, m.max_norm) for m in modules if isinstance(m, nn.Embedding)]
     try:
         for m, _, _ in held:
             m.padding_idx = m.max_norm = None
@@ -231,9 +231,9 @@ _CHECKPOINTING = (
 
 
 @contextlib.contextmanager
-def _no_fused_layers(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _no_fused_layers(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Fused transformer and recurrent kernels off: they have no second derivative."""
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    recurrent = any(isinstance(m, nn.RNNBase) for m in modules)
     fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     no_cudnn = recurrent and device.type == "cuda"
     with torch.backends.cudnn.flags(enabled=False) if no_cudnn else contextlib.nullcontext():

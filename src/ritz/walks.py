@@ -61,7 +61,6 @@ def fold(
         >>> float(fold(risk, lambda params, batch: (torch.tensor(batch.size**2), torch.tensor(batch.size)), Mean()))
         1.8
     """
-    work = partial(fn, risk.params())
     batches = batches if batches is None or isinstance(batches, Sequence) else list(batches)
 
     def done(place: int) -> None:
@@ -70,8 +69,9 @@ def fold(
 
     if risk.world.size > 1:
         name = f"a walk for {getattr(fn, '__qualname__', type(fn).__name__)} into {type(into).__name__}"
-        return _Together(risk, work, name).fold(into, batches, done)
+        return _Together(risk, partial(fn, risk.params()), name).fold(into, batches, done)
     with risk.session():
+        work = partial(fn, risk.params())
         for place, batch in enumerate(risk.batches if batches is None else batches):
             into.add(*into.join(pieces(risk, work, batch)))
             done(place)

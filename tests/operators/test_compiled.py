@@ -1,11 +1,13 @@
 """Products that are compiled, replayed, batched or cut into pieces are the products: float64, against dense truth."""
 
+import itertools
 import logging
 
 import cases
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import ritz
 from ritz import compilation
@@ -137,15 +139,15 @@ def test_where_precision_is_short_one_vector_is_held_against_float64(monkeypatch
 def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "_clock", lambda device: 0.0)
+    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): 0.001 * next(ticks))
     problem = cases.problem("mlp_mse")
     risk = problem.risk(problem.batches[:1], plan=ritz.Plan(replay=True))
     G, V = ritz.GGN(risk), columns(risk.dim)
     for _ in range(3):
         G @ V
     assert (len(risk.recordings), len(lowered)) == (1, 0)
-    G._spent = 1e6
-    for _ in range(4):
+    G.expect(10**9)
+    for _ in range(6):
         assert cases.relative(G @ V, ritz.GGN(problem.risk(problem.batches[:1])) @ V) < SAME
     assert (len(risk.recordings), len(lowered)) == (1, 1)
 
@@ -288,15 +290,48 @@ def test_a_compiled_product_is_the_same_each_time_and_leaves_no_trace(lowered):
 def test_auto_compiles_a_long_run_of_a_known_model_and_no_other(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "_clock", lambda device: 0.0)
+    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): 0.001 * next(ticks))
     for name, wanted in (("mlp_mse", 1), ("mlp_custom", 0), ("residual", 0)):  # a loss and a module of the user's
-        for spent in (0.0, 1e6):
+        for expected in (0, 10**9):
             lowered.clear()
             G = ritz.GGN(cases.problem(name).risk())
-            G._spent = spent
-            for _ in range(3):
+            G.expect(expected)
+            for _ in range(4):
                 G @ columns(G.dim)
-            assert len(lowered) == (wanted if spent else 0)
+            assert len(lowered) == (wanted if expected else 0)
+
+
+@pytest.mark.parametrize("matrix", [ritz.GGN, ritz.Hessian])
+def test_a_vector_that_lies_apart_in_memory_is_no_new_function(matrix, monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    risk = cases.problem("mlp_mse").risk(plan=ritz.Plan(compile=True, route="reverse"))
+    A = matrix(risk)
+    V = columns(A.dim, 7)
+    wide = torch.zeros(1, A.dim + 5).copy_(torch.cat([V[:, 0], torch.ones(5)])[None])
+    A @ V[:, 0].contiguous()
+    before = counters["stats"]["unique_graphs"]
+    for v in (V[:, 0], V[:, :3][:, 0], V.T.contiguous()[0], wide[0, : A.dim]):
+        assert cases.relative(A @ v, cases.truth("mlp_mse", A.matrix) @ v) < SAME
+    assert cases.relative(A.rows(wide[:, : A.dim])[0], cases.truth("mlp_mse", A.matrix) @ V[:, 0]) < SAME
+    assert counters["stats"]["unique_graphs"] == before
+
+
+def test_auto_does_not_go_by_the_calls_in_which_it_is_recorded(lowered, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
+    monkeypatch.setattr(compilation, "_tools", lambda device: True)
+    monkeypatch.setattr(compilation, "clock", lambda device: now)
+    store, x = compilation.Compilations(), torch.ones(3)
+
+    def slow(seconds):
+        nonlocal now
+        now += seconds
+        return (2 * x,)
+
+    for seconds in (9.0, 9.0, 0.01, 0.02):  # choosing algorithms, recording, and two as all that are to come
+        store.find("double", lambda s=seconds: slow(s), lambda x: (2 * x,), [x], compilation.Prospect(calls_left=1000))
+    assert not lowered
+    assert store._known["double"].seconds == pytest.approx(0.01)
 
 
 def test_auto_goes_by_what_is_expected(lowered, monkeypatch):
@@ -314,8 +349,8 @@ def test_auto_goes_by_what_is_expected(lowered, monkeypatch):
 
 def test_on_a_cpu_auto_does_not_compile(lowered):
     G = ritz.GGN(cases.problem("mlp_mse").risk())
-    G._spent = 1e9
-    for _ in range(3):
+    G.expect(10**9)
+    for _ in range(4):
         G @ columns(G.dim)
     assert not lowered
 

@@ -5,7 +5,7 @@ chunks that share a forward pass, batches in pieces that fit, products that are 
 """
 
 import logging
-import time
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +29,7 @@ from .pages import in_large_pages
 
 log = logging.getLogger(__name__)
 
+TIMED_WALKS = 3  # on which the seconds of a product are taken: the device is waited for
 CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster so
 
 
@@ -142,7 +143,8 @@ class RiskOperator(Operator):
         self._chunk = risk.plan.chunk  # shrinks when memory runs out
         self._last: bool | None = None  # whether the model takes images with channels last; None until it was tried
         self._expected = 0  # products that are known to come
-        self._taken, self._spent = 0, 0.0  # products so far, and their seconds
+        self._walks, self._taken = 0, 0  # walks and products so far,
+        self._each = math.inf  # and the seconds of a product
         self._aside = False
 
     @abstractmethod
@@ -165,10 +167,12 @@ class RiskOperator(Operator):
         rows, chunks = self.world.same(rows, self._chunk)
         self._chunk = min(chunks)
         self.settle(rows)
-        start = time.perf_counter()
+        timed = self._walks < TIMED_WALKS and self._may_compile_by_itself()
+        start = compilation.clock(self.device) if timed else 0.0
         image = self._walked(rows)
-        self._spent += time.perf_counter() - start
-        self._taken += len(rows)
+        if timed:
+            self._each = min(self._each, (compilation.clock(self.device) - start) / len(rows))
+        self._walks, self._taken = self._walks + 1, self._taken + len(rows)
         self._expected = max(0, self._expected - len(rows))
         return image
 
@@ -261,6 +265,7 @@ class RiskOperator(Operator):
 
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
+        rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function knows one layout, also of a single row
         compiles = not self._aside and self._considers_compiling()
         prepares = compiles or (not self._aside and self.risk.replays)
         recipe = self._recipe() if prepares and only_tensors(batch.data) else None
@@ -285,8 +290,8 @@ class RiskOperator(Operator):
         prospect = None
         if self.risk.plan.compile == "auto":
             left = self._expected / len(rows) * self.risk.num_samples / batch.size
-            prospect = Prospect(self._spent, left, lambda: self.risk.static)
-        key = (family, skeleton(batch.data), switches(), *((x.shape, x.dtype, x.device) for x in inputs))
+            prospect = Prospect(self._taken * self._each, left, lambda: self.risk.static)
+        key = family, skeleton(batch.data), switches(), *((x.shape, x.stride(), x.dtype, x.device) for x in inputs)
 
         def exact() -> tuple[Tensor, Tensor]:  # of one vector, whose images fit where those of several do not
             return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
@@ -335,13 +340,16 @@ class RiskOperator(Operator):
 
     def _considers_compiling(self) -> bool:
         """Whether it is time to look into it: "auto" leaves short runs alone, at no cost."""
-        choice = self.risk.plan.compile
-        if choice != "auto" or self.risk.dropout:  # masks belong to the batch
-            return choice is True and not self.risk.dropout
-        if self.device.type not in compilation.AUTO_ON or self.world.size > 1:  # each rank has a clock of its own
+        if self.risk.plan.compile != "auto" or self.risk.dropout:  # masks belong to the batch
+            return self.risk.plan.compile is True and not self.risk.dropout
+        if not self._taken or not self._may_compile_by_itself():
             return False
-        to_come = self._expected * self._spent / max(1, self._taken)
-        return Prospect(self._spent + to_come).pays(compilation.START, each=0.0)
+        return Prospect((self._taken + self._expected) * self._each).pays(compilation.START, each=0.0)
+
+    def _may_compile_by_itself(self) -> bool:
+        """By the clock, of which each rank has one of its own."""
+        auto = self.risk.plan.compile == "auto" and self.device.type in compilation.AUTO_ON
+        return auto and self.world.size == 1
 
     def version(self) -> Hashable:
         return self.risk.version()
