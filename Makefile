@@ -65,7 +65,7 @@ bench: $(DEV)
 
 SUITE ?= products
 bench-gpu: $(DEV)
-	$(BIN)/python benchmarks/speed.py $(SUITE) --device cuda $(ARGS)
+	$(BIN)/python benchmarks/speed.py $(SUITE) --device cuda --compile $(ARGS)
 
 # A warning is an error: a link that leads nowhere, a page that nothing lists, a docstring that cannot be read.
 docs: $(SITE)

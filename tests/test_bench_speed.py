@@ -361,7 +361,7 @@ def test_auto_compiles_long_jobs_and_leaves_short_ones_alone(speed, part, ask, l
     monkeypatch.setattr(compilation, "START", 0.5)
     monkeypatch.setattr(compilation, "EACH", 0.0)
     clock = iter(range(10_000))
-    monkeypatch.setattr(compilation, "clock", lambda device: 0.01 * next(clock))  # a call takes 10 ms
+    monkeypatch.setattr(compilation, "clock", lambda device: next(clock) / 128)  # a call takes 8 ms
     args = ask("first", "--problems", "tiny", "--lengths", "8", "80000", "--limit", "0.05", "--batch-size", "4")
     report = written(speed.run(args))
     rows = {(row["tool"], row["products"]): row for row in report["rows"]}

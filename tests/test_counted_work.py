@@ -32,6 +32,13 @@ def risk_of(batches: int = 1, activation: type[nn.Module] = nn.Tanh, **plan: obj
     return ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=N, plan=ritz.Plan(**plan))
 
 
+def conv_risk_of(**plan: object) -> ritz.Risk:
+    """A convolution of 2 x 6 x 6 images to 3 x 4 x 4 and a dense layer to 5."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(48, OUT, bias=False))
+    X, y = torch.randn(N, 2, 6, 6), torch.randint(OUT, (N,))
+    return ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), plan=ritz.Plan(**plan))
+
+
 def ready(operator: ritz.Operator, k: int) -> torch.Tensor:
     """Rows, after a first product: checks are made once."""
     rows = operator.probes(range(k), seed=0)
@@ -61,6 +68,19 @@ def test_hessian_products_share_one_gradient(monkeypatch, route, k):
     shared = FORWARD + LAST if route == "forward" else GRADIENT
     assert work.multiplications == shared + k * (2 * FIRST + 6 * LAST)
     assert (work.forwards, work.batch_products, work.vectors, work.looks) == (1, 1, k, 0)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("route", ["forward", "reverse"])
+def test_hessian_products_of_a_convolution_are_as_many(monkeypatch, route, k):
+    first, last = N * 48 * 18, N * 48 * OUT
+    H = ritz.Hessian(conv_risk_of(route=route, cache=False))
+    rows = ready(H, k)
+    with counted(monkeypatch) as work:
+        H.rows(rows)
+    shared = first + 2 * last if route == "forward" else 2 * first + 3 * last
+    images = k * first if route == "reverse" and k > 1 else 0  # whose gradient torch's batching takes, unasked
+    assert work.multiplications == shared + k * (2 * first + 6 * last) + images
 
 
 @pytest.mark.parametrize("k", [1, 8])
@@ -146,7 +166,7 @@ def test_a_spectrum_makes_the_products_it_says_and_no_other_pass(monkeypatch):
         found = ritz.spectrum(H, num_steps=10, num_probes=8)
     assert work.vectors == 2 * found.products
     assert work.forwards == work.batch_products <= 2 * (found.products // 8 + 6)
-    assert work.looks <= 2.5 * found.products
+    assert work.looks <= 30  # 21 when this was written, of 179 products
 
 
 @pytest.mark.parametrize("num_locked", [0, 16])

@@ -19,7 +19,7 @@ from ritz.risk import Risk
 class Work:
     """What was done inside `counted`."""
 
-    multiplications: int = 0  # of matrix products
+    multiplications: int = 0  # of matrix products and convolutions
     forwards: int = 0  # calls of the model
     batch_products: int = 0  # products of one batch, with however many vectors
     vectors: int = 0  # of these products
@@ -49,6 +49,8 @@ class _Meter(TorchDispatchMode):
             left, right = args[_FACTORS[name] : _FACTORS[name] + 2]
             if not (left._is_zerotensor() or right._is_zerotensor()):  # torch does not multiply with those
                 self.work.multiplications += left.numel() * right.shape[-1]
+        elif name in ("convolution", "convolution_backward"):
+            self.work.multiplications += _convolved(name, args, out)
         if self.memory and not func.is_view:
             self._weigh(args, out)
         return out
@@ -65,6 +67,15 @@ class _Meter(TorchDispatchMode):
 
 
 _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmm_": 1, "baddbmm_": 1}  # where the two matrices stand
+
+
+def _convolved(name: str, args: Any, out: Any) -> int:
+    """Multiplications of a convolution, or of the gradients of one that were asked for."""
+    if name == "convolution":
+        image, weight, transposed = args[0], args[1], args[6]
+        return (image if transposed else out).numel() * weight[0].numel()
+    grad, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+    return (image if transposed else grad).numel() * weight[0].numel() * sum(asked[:2])
 
 
 @contextmanager

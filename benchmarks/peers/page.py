@@ -104,7 +104,12 @@ and the gradient that vectors share from one product to the next where it may (`
 does not. On a GPU "ritz" is what a short run gets, a recorded graph where the network allows it, "ritz, compiled" what
 a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were compiled ahead by several
 processes, the first calls are told with the compiler's cache empty, and again in the process that was timed, which
-found it full.
+found it full. Times of whole jobs leave these first calls out: by default a job is compiled only where a compiler that
+gains nothing would make it a tenth longer at most, and takes the times of "ritz" else. Graphs are recorded, and by
+default compiled, for models of torch.nn's and ritz's own modules; those of the user's take `Plan(replay=True)` and
+`Plan(compile=True)`. Spectra are compared as densities, which peers have by stochastic Lanczos quadrature. For the
+trace and a few eigenvalues alone no density is needed: Hutchinson's estimator and one Lanczos run, which ritz
+(`trace`, `top_eigenpairs`) and peers have, take fewer products than any density, ours too.
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).

@@ -1,4 +1,4 @@
-"""Networks and data of the right shape, the same for every tool: noise, since time does not depend on values."""
+"""Networks and data of the right shape, the same for every tool: noise, since products take as long on any values."""
 
 import copy
 from collections.abc import Callable

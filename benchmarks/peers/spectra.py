@@ -132,11 +132,23 @@ def _errors(
         probes = accuracy.probes_needed(single, given)
         for tool in (name for name, own in plain.items() if own["seconds"] and name in each):
             jobs.append(_job_row(problem, tool, given, probes, probes * args.steps * each[tool], probes * args.steps))
-        report["rows"] += jobs
+        report["rows"] += [*jobs, *_apart(problem, each, single["trace"], given, args.steps)]
         if len(jobs) > 1:
             times = min(row["job"] for row in jobs[1:]) / job
             text = f"{problem.name}: trace and outliers to {given:.0%}, times the best peer, extrapolated"
             report["verdicts"].append(verdict(text, f">= {TARGET}", times, times >= TARGET))
+
+
+def _apart(problem: Problem, each: dict[str, float], single: float, given: float, steps: int) -> list[Row]:
+    """What the trace by Hutchinson's estimator and the largest eigenvalues by one Lanczos run take, without a density.
+
+    All tools have both; the error of one random vector is that of a probe of Lanczos quadrature.
+    """
+    probes = accuracy.probes_needed({"trace": single}, given)
+    return [
+        _job_row(problem, f"{tool}, no density", given, probes, (probes + steps) * seconds, probes + steps)
+        for tool, seconds in each.items()
+    ]
 
 
 def _job_row(problem: Problem, tool: str, given: float, probes: int, job: float, products: int) -> Row:

@@ -157,14 +157,21 @@ def _pyhessian(problem: Problem, matrix: str) -> Product:
     if matrix != "Hessian":
         raise NotImplementedError("PyHessian knows the Hessian alone")
     from pyhessian import hessian
+    from pyhessian.utils import hessian_vector_product
 
     model, batches = problem.flat()
-    held = hessian(model, problem.loss, dataloader=batches, cuda=batches[0][0].is_cuda)
+    alone = len(batches) == 1  # then it keeps the gradient and its graph from one product to the next
+    data = {"data": batches[0]} if alone else {"dataloader": batches}
+    held = hessian(model, problem.loss, cuda=batches[0][0].is_cuda, **data)
     sizes = [p.numel() for p in held.params]
 
     def product(v: Tensor) -> Tensor:
         parts = [part.view_as(p) for part, p in zip(v.split(sizes), held.params, strict=True)]
-        return torch.cat([x.flatten() for x in held.dataloader_hv_product(parts)[1]]).detach()
+        if alone:
+            found = hessian_vector_product(held.gradsH, held.params, parts)
+        else:
+            found = held.dataloader_hv_product(parts)[1]
+        return torch.cat([x.flatten() for x in found]).detach()
 
     return one_by_one(product)
 

@@ -139,7 +139,7 @@ def test_where_precision_is_short_one_vector_is_held_against_float64(monkeypatch
 def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): 0.001 * next(ticks))
+    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): next(ticks) / 1024)
     problem = cases.problem("mlp_mse")
     risk = problem.risk(problem.batches[:1], plan=ritz.Plan(replay=True))
     G, V = ritz.GGN(risk), columns(risk.dim)
@@ -290,7 +290,7 @@ def test_a_compiled_product_is_the_same_each_time_and_leaves_no_trace(lowered):
 def test_auto_compiles_a_long_run_of_a_known_model_and_no_other(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): 0.001 * next(ticks))
+    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): next(ticks) / 1024)
     for name, wanted in (("mlp_mse", 1), ("mlp_custom", 0), ("residual", 0)):  # a loss and a module of the user's
         for expected in (0, 10**9):
             lowered.clear()
