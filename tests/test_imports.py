@@ -76,7 +76,7 @@ ALLOWED = {
     "operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} pickled provenance nonfinite reading schema files locks tables loggers models modes reducers "
-    "space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "replay space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",
     "report": f"{RESULTS} files reading schema tables loggers runs rmt estimators measures landscape papers",
     "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
     "doctor optim report",

@@ -11,7 +11,16 @@ from graphs import taped
 from torch import nn
 
 from ritz import replay
-from ritz.replay import Recordings, is_static, place_of, settings_of
+from ritz.replay import (
+    Recordings,
+    all_digits,
+    convolution_precision,
+    is_static,
+    matmul_precision,
+    place_of,
+    settings_of,
+    tensor_cores,
+)
 
 
 def doubled(calls: list):
@@ -145,6 +154,37 @@ def test_settings_tell_what_the_modules_would_do(change):
     assert settings_of(model.modules()) == before
     change(model)
     assert settings_of(model.modules()) != before
+
+
+def test_switches_of_precision_are_as_before_even_where_the_body_fails():
+    before = matmul_precision(), convolution_precision()
+
+    def fail():
+        assert (matmul_precision(), convolution_precision()) != before
+        raise ArithmeticError
+
+    for switched in (tensor_cores, all_digits):
+        with pytest.raises(ArithmeticError), switched():
+            fail()
+        assert (matmul_precision(), convolution_precision()) == before
+    with tensor_cores(allowed=False):
+        assert (matmul_precision(), convolution_precision()) == before
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_torch_that_has_the_old_names_alone_is_switched_by_them(monkeypatch, tf32):
+    class Old:
+        allow_tf32 = tf32
+
+    cuda, cudnn = Old(), Old()
+    cuda.matmul = Old()
+    monkeypatch.setattr(torch.backends, "cuda", cuda)
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    with tensor_cores():
+        assert (matmul_precision(), convolution_precision()) == (True, tf32)
+        with all_digits():
+            assert (matmul_precision(), convolution_precision()) == (False, False)
+    assert (matmul_precision(), convolution_precision()) == (tf32, tf32)
 
 
 def test_a_recording_does_not_take_over_the_graph_of_an_input():

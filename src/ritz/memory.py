@@ -65,12 +65,17 @@ def free_memory(device: torch.device) -> float | None:
         True
     """
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
-        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in torch 2.6
-        return float(max(0.0, min(free, share * total - held)) + held - torch.cuda.memory_allocated(device))
+        free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+        most = max(0.0, min(free, whole_memory(device) - held))
+        return float(most + held - torch.cuda.memory_allocated(device))
     known = [x for x in (_system_memory(), *_group_memory()) if x is not None]
     return min(known) if known else None
+
+
+def whole_memory(device: torch.device) -> float:
+    """Bytes of a GPU that this process may take in all."""
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in torch 2.6
+    return float(share * torch.cuda.mem_get_info(device)[1])
 
 
 def _system_memory() -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .memory import free_memory
+from .memory import free_memory, whole_memory
 
 log = logging.getLogger(__name__)
 
@@ -191,11 +191,11 @@ def _copied(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _has_room(device: torch.device) -> bool:
-    """Whether half of the device's memory is free, that which torch keeps at hand counted in."""
+    """Whether half of the device's memory that this process may take is free, what torch keeps at hand counted in."""
     if device.type != "cuda":
         return True
     free = free_memory(device)
-    return free is not None and free > torch.cuda.mem_get_info(device)[1] / 2
+    return free is not None and free > whole_memory(device) / 2
 
 
 def switches() -> tuple[Hashable, ...]:
@@ -239,9 +239,26 @@ def multiplies_in_tf32(device: torch.device) -> bool:
 
 
 def _precision(backend: Any, name: str) -> Hashable:
+    found: Hashable = getattr(*_switch(backend, name), None)
+    return found
+
+
+def _switch(backend: Any, name: str) -> tuple[Any, str]:
     """torch's switch, by its new name where there is one: asking by the old one is an error once the new was used."""
-    new = getattr(getattr(backend, name, None), "fp32_precision", None)
-    return new if new is not None else getattr(getattr(backend, name, backend), "allow_tf32", None)
+    owner = getattr(backend, name, backend)
+    return owner, "fp32_precision" if hasattr(owner, "fp32_precision") else "allow_tf32"
+
+
+@contextlib.contextmanager
+def _switched(tf32: bool, *switches: tuple[Any, str]) -> Iterator[None]:
+    before = [getattr(*switch) for switch in switches]
+    try:
+        for owner, name in switches:
+            setattr(owner, name, tf32 if name == "allow_tf32" else "tf32" if tf32 else "ieee")
+        yield
+    finally:
+        for (owner, name), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)
 
 
 @contextlib.contextmanager
@@ -256,15 +273,21 @@ def tensor_cores(allowed: bool = True) -> Iterator[None]:
         >>> matmul_precision() == before
         True
     """
-    matmul: Any = torch.backends.cuda.matmul
-    name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(matmul, name)
-    try:
-        if allowed:
-            setattr(matmul, name, value)
+    with _switched(True, _switch(torch.backends.cuda, "matmul")) if allowed else contextlib.nullcontext():
         yield
-    finally:
-        setattr(matmul, name, before)
+
+
+@contextlib.contextmanager
+def all_digits() -> Iterator[None]:
+    """Float32 on a GPU is not multiplied in TF32, neither in matrices nor in convolutions, where it is torch's default.
+
+    Example:
+        >>> with tensor_cores(), all_digits():
+        ...     is_tf32(matmul_precision()), is_tf32(convolution_precision())
+        (False, False)
+    """
+    with _switched(False, _switch(torch.backends.cuda, "matmul"), _switch(torch.backends.cudnn, "conv")):
+        yield
 
 
 def place_of(tensors: Iterable[Tensor]) -> tuple[Hashable, ...]:

@@ -14,6 +14,7 @@ from ritz import compilation
 from ritz.compilation import compilations_of
 from ritz.operators import footprint, risk_operator
 from ritz.operators.tape import layers
+from ritz.replay import tensor_cores
 
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN, "EmpiricalFisher": ritz.EmpiricalFisher}
 SAME = 1e-10  # relative, of a whole image
@@ -139,7 +140,8 @@ def test_where_precision_is_short_one_vector_is_held_against_float64(monkeypatch
 def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): next(ticks) / 1024)
+    ticks = itertools.count()
+    monkeypatch.setattr(compilation, "clock", lambda device: next(ticks) / 1024)
     problem = cases.problem("mlp_mse")
     risk = problem.risk(problem.batches[:1], plan=ritz.Plan(replay=True))
     G, V = ritz.GGN(risk), columns(risk.dim)
@@ -290,7 +292,8 @@ def test_a_compiled_product_is_the_same_each_time_and_leaves_no_trace(lowered):
 def test_auto_compiles_a_long_run_of_a_known_model_and_no_other(lowered, monkeypatch):
     monkeypatch.setattr(compilation, "AUTO_ON", ("cpu",))
     monkeypatch.setattr(compilation, "_tools", lambda device: True)
-    monkeypatch.setattr(compilation, "clock", lambda device, ticks=itertools.count(): next(ticks) / 1024)
+    ticks = itertools.count()
+    monkeypatch.setattr(compilation, "clock", lambda device: next(ticks) / 1024)
     for name, wanted in (("mlp_mse", 1), ("mlp_custom", 0), ("residual", 0)):  # a loss and a module of the user's
         for expected in (0, 10**9):
             lowered.clear()
@@ -434,3 +437,22 @@ def test_on_a_gpu_compiled_products_are_right_in_float64_and_as_near_as_others_i
             image = A @ V.cuda()
         assert cases.relative(image.cpu().double(), wanted) < most
         assert len(compilations_of(risk.recordings)) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("matrix", ["Hessian", "GGN"])
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_recorded_products_are_right_on_every_network_in_float64_and_with_tensor_cores(name, matrix, device):
+    problem = cases.make(name)
+    problem.model.to(device)
+    if isinstance(problem.loss, nn.Module):
+        problem.loss.to(device)
+    data = [tuple(x.to(device) for x in batch) for batch in problem.batches]
+    V = columns(cases.truth(name, matrix).shape[0])
+    wanted = cases.truth(name, matrix) @ V
+    for dtype, most in ((torch.float64, 1e-9), (torch.float32, 3e-2)):
+        A = MATRICES[matrix](problem.risk(data, dtype=dtype, plan=ritz.Plan(replay=True)))
+        with tensor_cores():
+            for _ in range(3):
+                assert cases.relative((A @ V.to(device)).cpu().double(), wanted) < most
+        assert len(A.risk.recordings) > 0

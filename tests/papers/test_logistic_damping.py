@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,12 @@ def against_the_paper() -> dict[str, tuple[study.Run, ...]]:
     )  # fmt: skip
 
 
+def changed(run: study.Run, **ends: float) -> study.Run:
+    """A run with other errors at its end."""
+    curves = {key: torch.tensor([*run.curves[key][:-1], end]) for key, end in ends.items()}
+    return replace(run, curves={**run.curves, **curves})
+
+
 def families(found: dict[judgement.Key, Claim], verdict: str) -> set[str]:
     return {key[1] for key, claim in found.items() if claim.verdict == verdict}
 
@@ -320,6 +327,44 @@ def test_the_same_verdicts_are_an_identical_picture():
     assert found["both", "picture"].verdict == "holds"
     mixed = {"MNIST": as_the_paper_says()["MNIST"], "FashionMNIST": against_the_paper()["FashionMNIST"]}
     assert judgement.claims(mixed)["both", "picture"].verdict == "refuted"
+
+
+def test_training_without_an_error_shows_no_harm_and_is_not_held_against_the_paper():
+    floor = planted(lambda d, e: 1.0, lambda d, e: 9.0 + e, outliers=0)
+    found = judgement.claims(
+        {name: tuple(changed(run, train_error=0.0) for run in runs) for name, runs in floor.items()}
+    )
+    claim = found["MNIST", "graver", "train_error", 3.0, 0.001, 0.01]
+    assert (claim.measured.value, claim.verdict) == (0.0, "not decidable")
+    assert claim.short_of == "a training error above 0 in any of these runs"
+    assert found["MNIST", "graver", "test_error", 3.0, 0.001, 0.01].short_of == ""
+    assert found["MNIST", "converged"].short_of == "outliers to find"
+
+
+@pytest.mark.parametrize(
+    ("descent", "gap", "closed"), [(12.0, "holds", "holds"), (9.0, "holds", "refuted"), (45.0, "refuted", "holds")]
+)
+def test_less_damping_opens_a_gap_to_gradient_descent_and_more_closes_it(descent, gap, closed):
+    results = as_the_paper_says()  # 40 at the lowest damping, 10 at the highest
+    moved = {
+        name: tuple(changed(run, test_error=descent + 0.01 * run.seed) if run.damping is None else run for run in runs)
+        for name, runs in results.items()
+    }
+    found = judgement.claims(moved)
+    assert (found["MNIST", "descent", "gap"].verdict, found["MNIST", "descent", "closed"].verdict) == (gap, closed)
+    assert "at the best damping 1:" in found["MNIST", "descent", "closed"].text
+    without = {name: tuple(run for run in runs if run.damping) for name, runs in results.items()}
+    assert not [key for key in judgement.claims(without) if key[1] == "descent"]
+
+
+@pytest.mark.parametrize(("values", "verdict"), [((9.0, 8.0, 7.0), "holds"), ((0.0001, 1.0, 1000.0), "refuted")])
+def test_the_curvature_ratio_rises_unless_lambda_falls_faster_than_damping(values, verdict):
+    of = dict(zip(DAMPINGS, values, strict=True))
+    results = {
+        name: tuple(replace(run, values=run.values * of[run.damping]) if run.damping else run for run in runs)
+        for name, runs in as_the_paper_says().items()
+    }
+    assert judgement.claims(results)["MNIST", "ratio"].verdict == verdict
 
 
 def test_a_step_far_from_equation_9_refutes_it():

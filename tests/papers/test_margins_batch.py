@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ritz.papers import margins_batch, margins_points
+from ritz.papers.base import Claim
 from ritz.papers.experiment import Setting
 from ritz.papers.loop import Training
 from ritz.papers.train import train
@@ -80,8 +81,9 @@ def row(kind: str, seed: int, **numbers: float) -> dict[str, object]:
         "test_loss": 0.06,
     }
     base |= {"margin_median": 10.0, "margin_q10": 7.0, "skewness": -0.5, "margin_min": 1.0, "steps": 10}
-    related = {"correct": {"filtered": 0.9, "rho": -0.95}}
-    return {"data": "MNIST", "kind": kind, "seed": seed, "aceht": related, "margin": related, **base, **numbers}
+    same, opposite = ({"correct": {"r": r, "filtered": r, "rho": r}} for r in (0.9, -0.9))
+    related = {"aceht": same, "bound": same, "margin": opposite}
+    return {"data": "MNIST", "kind": kind, "seed": seed, **related, **base, **numbers}
 
 
 BETTER = {
@@ -90,29 +92,84 @@ BETTER = {
 }  # fmt: skip
 
 
-def verdicts(small: dict[str, float], longer: dict[str, float]) -> list[str]:
+def judged(small: dict[str, float], longer: dict[str, float], steps: int = 160) -> list[Claim]:
     rows = [
         row(kind, seed, **{key: value + 1e-4 * seed for key, value in own.items()})
         for seed in range(3)
         for kind, own in (("small", small), ("large", {}), ("longer", longer))
     ]
+    rows = [{**one, "steps": steps} if one["kind"] == "longer" else one for one in rows]
     not_run = {"kind": "not run", "why": margins_batch.NOT_RUN}  # as a file has it
-    return [claim.verdict for claim in margins_batch.claims([*rows, not_run])]
+    return margins_batch.claims([*rows, not_run])
+
+
+def verdicts(*given: dict[str, float]) -> list[str]:
+    return [claim.verdict for claim in judged(*given)]
+
+
+def one(claims: list[Claim], words: str) -> Claim:
+    (found,) = [claim for claim in claims if words in claim.text]
+    return found
+
+
+CAUGHT_UP = {**BETTER, "margin_min": 1.5}
 
 
 def test_what_the_paper_says_holds_where_small_batches_end_so():
-    assert set(verdicts(BETTER, BETTER)) == {"holds"}
+    assert set(verdicts(BETTER, CAUGHT_UP)) == {"holds"}
 
 
 def test_the_opposite_is_refuted():
     worse = {key: 2 * value - BETTER[key] for key, value in row("", 0).items() if key in BETTER}
-    found = verdicts(worse, {**worse, "test_error": worse["test_error"] + 0.5})
-    assert found == ["holds", *["refuted"] * 8, "holds", "holds", *["refuted"] * 5]
+    worse |= {"skewness": 0.3}
+    found = verdicts(worse, {**worse, "test_error": worse["test_error"] + 0.5, "margin_min": 2.0})
+    assert found == ["holds"] * 2 + ["refuted"] * 8 + ["holds"] * 8 + ["refuted", "holds"] + ["refuted"] * 7
 
 
-def test_other_data_are_named_as_such():
+def test_larger_margins_with_a_worse_test_error_refute_that_margins_are_why():
+    found = judged(BETTER, {**CAUGHT_UP, "margin_median": 13.0, "test_error": 1.4})
+    assert one(found, "has margins like").verdict == "holds"
+    assert one(found, "because their margins are smaller").verdict == "refuted"
+
+
+def test_where_margins_stay_behind_nothing_is_said_of_their_effect():
+    found = judged(BETTER, {**BETTER, "margin_median": 11.0, "test_error": 1.4})
+    assert one(found, "has margins like").verdict == "refuted"
+    assert one(found, "because their margins are smaller").verdict == "not decidable"
+    assert "in 0 of 3 seeds" in one(found, "because their margins are smaller").evidence
+
+
+def test_a_run_that_is_not_long_enough_does_not_decide_whether_the_large_batch_catches_up():
+    found = [one(judged(BETTER, CAUGHT_UP, steps), "generalises as well") for steps in (40, 160)]
+    assert [(claim.short_of, claim.verdict) for claim in found] == [
+        ("4 times the steps, where the budget paper has 16", "not decidable"), ("", "holds")
+    ]  # fmt: skip
+
+
+def test_a_curve_that_is_no_line_has_the_ranks_and_not_r():
+    rows = [row(kind, seed) for seed in range(2) for kind in ("small", "large")]
+    for each in rows:
+        each["margin"] = {"correct": {"r": -0.5, "filtered": -0.6, "rho": -0.99}}
+    found = {claim.text: claim.verdict for claim in margins_batch.claims(rows) if "output margins" in claim.text}
+    assert {text.split(": ")[1].split(" of")[0]: verdict for text, verdict in found.items()} == {
+        "r": "refuted", "rank correlation": "holds"
+    }  # fmt: skip
+
+
+def test_a_training_loss_several_times_as_large_is_not_comparable():
+    assert one(judged({**BETTER, "train_loss": 1e-2}, CAUGHT_UP), "comparable").verdict == "refuted"
+
+
+def test_what_is_asked_of_other_data_is_ours():
     rows = [{**row(kind, seed), "data": "FashionMNIST"} for seed in range(2) for kind in ("small", "large")]
-    assert all("on other data" in claim.where for claim in margins_batch.claims(rows))
+    found = margins_batch.claims(rows)
+    assert len(found) == 2 + 6 + 4
+    assert all(claim.ours for claim in found)
+
+
+def test_margins_below_zero_are_told_of():
+    rows = [row(kind, seed, margin_min=-1.0) for seed in range(2) for kind in ("small", "large")]
+    assert "the paper takes the size" in one(margins_batch.claims(rows), "least margin, small").evidence
 
 
 def test_the_whole_path_runs(monkeypatch):
@@ -123,7 +180,7 @@ def test_the_whole_path_runs(monkeypatch):
         *((kind, seed) for kind in ("small", "large", "longer") for seed in (0, 1)), ("not run", None)
     ]  # fmt: skip
     assert [r["steps"] for r in rows[:6]] == [8, 8, 6, 6, 12, 12]
-    assert len(claims) == 1 + 8 + 2 + 5
+    assert len(claims) == 2 + 8 + 8 + 1 + 3 + 5
     assert sum(rows[0]["histogram"]["items"]) == 64
     assert rows[1]["points"] is None
     json.dumps(rows)

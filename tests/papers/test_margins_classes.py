@@ -27,7 +27,7 @@ def spectrum(classes: int, outliers: int) -> list[float]:
     return [10.0 - 0.1 * k if k < outliers else 0.5 - 0.01 * k for k in range(2 * classes + 2)]
 
 
-def verdicts(shift: int) -> list[str]:
+def counted(shift: int) -> list[dict[str, object]]:
     rows = []
     for seed in range(3):
         for classes in (3, 5, 7):
@@ -35,15 +35,26 @@ def verdicts(shift: int) -> list[str]:
             found = margins_classes.before_the_gap(torch.tensor(values))
             rows.append({"seed": seed, "classes": classes, "eigenvalues": values, "gap": found, "edge": classes,
                          "positive": 2 * classes + 2})  # fmt: skip
-    return [claim.verdict for claim in margins_classes.claims(rows)]
+    return rows
+
+
+def verdicts(shift: int) -> list[str]:
+    return [claim.verdict for claim in margins_classes.claims(counted(shift))]
 
 
 def test_as_many_outliers_as_classes_would_hold_by_the_gap_and_not_by_the_sign():
-    assert verdicts(0) == ["holds", "holds", "refuted", "holds", "holds"]
+    assert verdicts(0) == ["holds", "refuted", "holds", "holds", "holds"]
 
 
 def test_one_outlier_less_is_refuted_though_it_grows_with_the_classes():
-    assert verdicts(-1) == ["refuted", "holds", "refuted", "holds", "refuted"]
+    assert verdicts(-1) == ["refuted", "refuted", "holds", "holds", "refuted"]
+
+
+def test_a_count_that_ends_where_counting_does_is_told_as_one():
+    claims = margins_classes.claims(counted(0))
+    assert claims[1].evidence == "C in 0 of 9 networks, C - 1 in 0, 2 C + 2 or more, for no more are taken, in 9"
+    assert claims[1].measured.value == 0.0  # no number that the limit would have made
+    assert claims[2].evidence == "C in 9 of 9 networks, C - 1 in 0"
 
 
 def test_a_negative_eigenvalue_is_behind_the_gap():

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ritz.measures.outputs import sample_outputs
 from ritz.papers import margins_points, margins_timing
 from ritz.papers.experiment import Setting
 
@@ -42,6 +44,21 @@ def row(seed: int, slow: float, exact: float, package: bool = True) -> dict[str,
 def test_verdicts_follow_the_ratios(slow, exact, wanted):
     claims = margins_timing.claims([row(seed, slow, exact) for seed in range(3)])
     assert [claim.verdict for claim in claims] == wanted
+
+
+def test_the_ratio_of_the_seconds_that_are_told_is_the_one_that_is_judged():
+    first = margins_timing.claims([row(seed, 1000.0, 12.0) for seed in range(3)])[0]
+    slow, fast = (float(first.evidence.split(f"{name} ")[1].split()[0]) for name in ("pyhessian", "margins"))
+    assert math.log10(slow / fast) == pytest.approx(first.measured.value, abs=0.01)
+
+
+def test_margins_are_those_of_the_outputs_over_several_batches(monkeypatch):
+    monkeypatch.setattr(margins_timing, "AT_ONCE", 7)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    data = torch.randn(30, 1, 2, 2), torch.randint(3, (30,))
+    truth = sample_outputs(margins_points.risk_of(model, data)).need("margin")
+    torch.testing.assert_close(margins_timing.margins(model, data), truth)
 
 
 def test_without_the_package_the_claim_says_whose_loop_it_was():

@@ -208,8 +208,15 @@ def test_where_noise_is_as_the_paper_says_its_claims_hold():
     assert all(claim.paper == "seed 004" and claim.evidence for claim in claims)
 
 
+def test_questions_of_ours_are_told_from_statements_of_the_paper():
+    ours = [claim.text for claim in judgement.claims(made(wigner_blocks(spike=3.0))) if claim.ours]
+    assert len(ours) == 4 + 2 + 1 + 1  # normal at batch sizes, small networks, the damping by gap, how long it stays
+    assert not any("VGG-16" in text or "they converge" in text or "results with gap" in text for text in ours)
+
+
 def test_where_noise_is_thin_theorem_4_is_refuted():
     claims = judgement.claims(made(thin_blocks()))
+    assert "holds in direction" not in verdicts(claims, "theorem 1")  # any noise has the sign
     assert verdicts(claims, "theorem 4, equation 7", "at the first weights") == {"refuted"}
     assert verdicts(claims, "theorem 4, condition iii") == {"refuted"}
     assert verdicts(claims, "section 7.1", f"at B = 16, {DIM} parameters") == {"refuted"}

@@ -155,17 +155,63 @@ def test_noise_makes_the_bound_stricter():
     assert [claim.verdict for claim in loud] == ["holds", "refuted", "refuted"]  # (1 - 1.8)^2 + 0.8 > 1
 
 
+def test_where_no_point_is_stable_there_is_no_bound_to_be_tight():
+    rows = descent(16, [1.0, 18.0, 18.0], 1.0)
+    for row in rows:
+        row["variance"][0][2] = 120.0  # a^2 v = 1.2
+    claim = stability_claims.claims(rows)[-1]
+    assert "tight" in claim.text
+    assert float(claim.measured.value) == pytest.approx(1.8 / (1 + math.sqrt(0.99)))
+    assert claim.evidence.endswith("2 of these looks, which have no bound, are left out")
+    assert not any("tight" in claim.text for claim in stability_claims.claims(descent(16, [1.0, 18.0, 18.0], 120.0)))
+
+
+@pytest.mark.parametrize("batch", [0, 16])
+def test_runs_that_are_not_trained_decide_nothing(batch):
+    rows = descent(batch, [1.0, 18.0, 18.0], 1.0)
+    rows[1]["loss"] = [2.0, 2.0, 1.1]
+    found = [claim for claim in stability_claims.claims(rows) if "on the way" not in claim.text]
+    assert {claim.verdict for claim in found} == {"not decidable"}
+    assert {claim.short_of for claim in found} == {"1 of 2 seeds trained to half of the first loss"}
+
+
+def test_tightness_is_what_the_paper_quotes_of_sgd_in_deep_learning_and_else_a_question_of_ours():
+    rows = [*descent(0, [1.0, 18.0, 18.0], 0.0), *descent(16, [1.0, 18.0, 18.0], 1.0)]
+    rows += [row | {"network": "softmax"} for row in rows]
+    tight = [claim for claim in stability_claims.claims(rows) if "tight" in claim.text]
+    assert [claim.ours for claim in tight] == [True, False, True, True]
+
+
 def test_a_seed_that_leaps_does_not_blur_the_others():
     one = descent(0, [1.0, 0.0, 18.0], 0.0)[0]
     rows = [one | {"seed": seed, "lambda_max": [1.0, top, 18.0]} for seed, top in enumerate((30.0, 32.0, 34.0, 60.0))]
     claim = next(c for c in stability_claims.claims(rows) if "on the way" in c.text)
     assert claim.verdict == "refuted"  # all are above 20; the interval of the arithmetic mean begins at 0.83
     assert claim.measured.interval()[0] > 1
+    assert claim.ours
 
 
 def test_momentum_moves_the_bound():
     rows = [row | {"momentum": 0.9} for row in descent(0, [1.0, 36.0, 36.0], 0.0)]
-    assert [c.verdict for c in stability_claims.claims(rows)] == ["holds", "holds", "holds", "refuted"]  # 38, not 20
+    found = stability_claims.claims(rows)
+    assert [(claim.verdict, claim.ours) for claim in found] == [("holds", True), ("refuted", True)]  # 38, not 20
+
+
+@pytest.mark.parametrize(("top", "verdicts"), [(40.0, ["holds"] * 2), (1e5, ["refuted"] * 2)])
+def test_the_run_whose_rate_falls_is_held_against_both_of_its_rates(top, verdicts):
+    one = {"kind": "falling", "network": "MLP", "momentum": 0.9, "images": 10, "rate": 1e-4, "first rate": 0.01}
+    rows = [one | {"seed": seed, "lambda_max": top + seed} for seed in (0, 1)]
+    found = stability_claims.claims(rows)
+    assert [claim.verdict for claim in found] == verdicts
+    assert [claim.ours for claim in found] == [True, False]
+
+
+def test_the_two_readings_of_equation_17_are_named():
+    row = {"kind": "ritz", "network": "MLP", "checks": 9, "steps to 1 %": 2, "steps to 1 %, allowed": 3}
+    found = stability_claims.claims([row | {"above": 0, "below": 0, "smallest": 0, "smallest as printed": 4}])
+    assert [claim.verdict for claim in found] == ["holds", "holds", "holds", "refuted"]
+    assert [claim.where for claim in found[2:]] == ["equation 17, mended", "equation 17, lambda_m read as lambda_n"]
+    assert [claim.ours for claim in found] == [False, False, True, True]
 
 
 def test_sgd_is_held_against_gradient_descent_at_the_same_rate():

@@ -143,12 +143,35 @@ def test_traces_that_differ_and_squares_that_do_not_are_refuted():
     assert [claim.verdict for claim in found] == ["refuted"] * 3
 
 
+@pytest.mark.parametrize(("trace", "square", "verdicts"), [(0.02, 0.5, ["holds"] * 2), (0.6, 0.1, ["refuted"] * 2)])
+def test_a_single_batch_of_the_figure_has_the_trace_better_than_the_square(trace, square, verdicts):
+    rows = moments([2 - 2 * trace, 2 + 2 * trace], [4 - 4 * square, 4 + 4 * square], 20.0)
+    found = [c for c in subsampling.claims([row | {"size": 128} for row in rows]) if c.text.startswith("one batch")]
+    assert [claim.verdict for claim in found] == verdicts
+    assert [claim.ours for claim in found] == [False, True]  # how accurate is accurate enough, the paper does not say
+    assert float(found[0].measured.value) == pytest.approx(trace / square)
+
+
+def logdets(**errors: list[float]) -> dict[str, ritz.papers.base.Claim]:
+    """Claims by the start of their texts."""
+    every = {name: [-10.0, -12.0] for name in subsampling_logdet.METHODS} | errors
+    row = {"kind": "logdet", "seed": 0, "dim": 7, "images": 9, "size": 8, "level": 0.1, "truth": 50.0, "errors": every}
+    return {claim.text.split(":")[0]: claim for claim in subsampling.claims([row, row | {"seed": 1}])}
+
+
 def test_what_is_left_of_an_error_is_judged_by_its_size_and_not_its_sign():
-    errors = {name: [-10.0, -12.0] for name in subsampling_logdet.METHODS} | {"1 / B": [-2.0, 2.0]}
-    row = {"kind": "logdet", "seed": 0, "dim": 7, "images": 9, "size": 8, "level": 0.1, "truth": 50.0, "errors": errors}
-    found = {claim.text.split(":")[0]: claim.verdict for claim in subsampling.claims([row, row | {"seed": 1}])}
-    assert found["corrected by 1 / B"] == "holds"
-    assert found["corrected by 1 / (B + b)"] == "refuted"
+    found = logdets(**{"1 / B": [-2.0, 2.0]})
+    assert found["corrected by 1 / B"].verdict == "holds"
+    assert found["corrected by 1 / (B + b)"].verdict == "refuted"
+    assert all(claim.ours == text.startswith("corrected") for text, claim in found.items())
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [([-10.0, -12.0], "holds"), ([-1.0, -1.1], "holds in direction"), ([1.0, 1.1], "refuted")],
+)
+def test_a_sub_sample_that_errs_downwards_by_little_has_the_direction(errors, verdict):
+    assert logdets(none=errors)["log |G_B + d I| cannot be had from a sub-sample"].verdict == verdict
 
 
 def test_the_smoke_run_goes_all_the_way(monkeypatch):

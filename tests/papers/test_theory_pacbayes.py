@@ -46,6 +46,28 @@ def test_a_negative_eigenvalue_breaks_equation_7_below_its_threshold(value, brea
     assert bool(value.abs().log() > value - 1) is breaks
 
 
+def test_the_columns_of_the_tables_are_traces_over_the_number_of_weights():
+    for table, rows in pacbayes.printed_columns().items():
+        for _, squares, norm, _ in rows:
+            assert squares < norm**2 <= pacbayes.SIZES[table] * squares
+
+
+def test_equation_7_by_the_printed_columns_falls_at_each_step_in_table_1_alone(monkeypatch):
+    headed, metric, falls = pacbayes.tables()
+    assert (headed.verdict, metric.verdict, falls.verdict) == ("refuted",) * 3
+    assert (metric.ours, falls.ours) == (False, True)
+    assert "table 1 297, 270, 250; table 2 6,611, 5,615, 7,466" in falls.evidence
+    flat = {table: [(0.0, 5.0, 2.0, a) for a in (3.0, 2.0, 1.0)] for table in pacbayes.SIZES}
+    monkeypatch.setattr(pacbayes, "printed_columns", lambda: flat)
+    assert {claim.verdict for claim in pacbayes.tables()} == {"holds"}
+
+
+@pytest.mark.parametrize(("h", "bound"), [(10.0, True), (20.0, False)])
+def test_equation_8_is_a_bound_below_2_pi_e_alone(h, bound):
+    right = 4 * (torch.log(2 * torch.tensor(torch.pi)) - torch.log(torch.tensor(h)))
+    assert bool(right >= -4) is bound
+
+
 def test_the_metric_moves_under_a_rescaling_and_the_carried_divergence_does_not():
     metric, carried, held = pacbayes.invariance()
     assert metric.measured > 10

@@ -87,3 +87,9 @@ def test_equation_9_is_the_hessian_of_the_cross_entropy():
     found = theorem._equation_9(f, identity, torch.zeros(4, 4, 4))
     truth = torch.autograd.functional.hessian(lambda out: F.cross_entropy(out, target), f)
     torch.testing.assert_close(found, truth)
+
+
+def test_the_two_exponents_of_equation_12_part_along_the_scaling():
+    printed, mended = theorem.exponent()
+    assert printed.measured > 1e6 > mended.measured * 1e12
+    assert (printed.verdict, mended.verdict) == ("refuted", "holds")

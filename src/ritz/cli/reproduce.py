@@ -146,13 +146,16 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
         )
     for claim in outcome.claims:
         text = claim.text + (f"; short of the paper: {claim.short_of}" if claim.short_of else "")
-        cells = (claim.where, text, allowed(claim), shown(claim.measured))
+        where = f"ours, on {claim.where}" if claim.ours else claim.where
+        cells = (where, text, allowed(claim), shown(claim.measured))
         verdict = f"[{STYLES[claim.verdict]}]{claim.verdict}[/]"
         table.add_row(*map(escape, cells), verdict)
     console.print()
     console.print(table)
-    counted = Counter[str](claim.verdict for claim in outcome.claims)
-    console.print("\n" + _counts(counted))
+    for words, ours in (("", False), ("ours: ", True)):
+        counted = Counter[str](claim.verdict for claim in outcome.claims if claim.ours == ours)
+        if counted:
+            console.print(f"\n{words}{_counts(counted)}")
     if setting.budget == "smoke":
         console.print("The budget smoke shows that everything runs: its verdicts say nothing of the paper.")
     elif setting.budget != "paper":

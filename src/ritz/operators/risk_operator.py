@@ -265,7 +265,7 @@ class RiskOperator(Operator):
 
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
-        rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function knows one layout, also of a single row
+        rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function knows one layout, of one row too
         compiles = not self._aside and self._considers_compiling()
         prepares = compiles or (not self._aside and self.risk.replays)
         recipe = self._recipe() if prepares and only_tensors(batch.data) else None

@@ -55,6 +55,8 @@ class Claim:
             out without it: the verdict is then "not decidable", be the number met or missed, for one that is met on the
             way has not been reached. It is for what training has to reach; orders and differences are judged on what
             was run, either way.
+        ours: Whether it is a question of ours about what the paper shows (a control, another reading, a bound of our
+            own), and no statement that the paper makes: such claims are counted apart.
 
     Raises:
         TypeError: If `expected` or `measured` is not of these kinds, or one is a bool and the other is not.
@@ -87,6 +89,7 @@ class Claim:
     evidence: str = ""
     reference: float | None = None
     short_of: str = ""
+    ours: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.expected, bool | int | float):
@@ -150,6 +153,17 @@ class Claim:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
 
+    @property
+    def source(self) -> str:
+        """Where the statement is, or what a question of ours is about.
+
+        Example:
+            >>> Claim(paper="seed 004", where="figure 12", text="", expected=0, measured=0, ours=True).source
+            'ours, on seed 004, figure 12'
+        """
+        place = f"{self.paper}, {self.where}" if self.where else self.paper
+        return f"ours, on {place}" if self.ours else place
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the claim for `ritz.load`; a tuple of claims goes through `ritz.storage.save`."""
         return save(self, path)
@@ -170,8 +184,7 @@ def claims_table(claims: Iterable[Claim]) -> str:
         if not isinstance(claim, Claim):
             raise TypeError(f"expected claims, got {type(claim).__name__}")
         verdict = claim.verdict if claim.verdict.startswith("holds") else f"**{claim.verdict}**"
-        source = f"{claim.paper}, {claim.where}"
-        rows.append((source, claim.text, allowed(claim), shown(claim.measured), verdict))
+        rows.append((claim.source, claim.text, allowed(claim), shown(claim.measured), verdict))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 

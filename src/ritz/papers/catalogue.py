@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 NO_IMAGENET = "ImageNet is not among the data that is at hand, and is out of reach of one accelerator"
 NO_CIFAR10 = "CIFAR-10 is not among the data that is at hand"
+NO_TIME = "no experiment of it is here: it would take an accelerator for longer than those that decide more"
+SMALLER = "at the budget short the network is a smaller one of its family; `--budget paper` has it as published"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ CATALOGUE: tuple[Shown, ...] = (
         ("A2", "seed 000, figure 2; seed 001, figure 3", "spectra of the MLP on MNIST", "mlp", ""),
         ("A3", "seed 000, figure 3; seed 001, figure 4", "spectra of All-CNN-C on CIFAR-100", "allcnn", ""),
         ("A4", "seed 000, figure 4; seed 001, figure 5", "spectra of PreResNet-164 on CIFAR-100", "preresnet", ""),
+        ("A4, size", "seed 000, figure 4", "PreResNet-164 at its published size: 1,726,388 parameters", "", SMALLER),
         ("A5", "seed 000, figure 5; seed 001, figure 6", "spectra of WideResNet-28-10 on CIFAR-100",
          ("wideresnet", "wideresnet-published"), ""),
         ("A6", "seed 000, figure 8", "the same with BatchNorm in evaluation mode",
@@ -61,18 +64,20 @@ CATALOGUE: tuple[Shown, ...] = (
         ("T4", "table 4", "the metric and its parts, PreResNet-164 on CIFAR-100", "preresnet", ""),
         ("T5, T6", "tables 5 and 6", "the metric and its parts, WideResNet-28-10 on CIFAR-100", "wideresnet", ""),
         ("F1", "figure 1", "spectra of WideResNet-28-10", ("wideresnet", "false-friend/wideresnet"), ""),
-        ("F1c", "figure 1c", "the norm of the weights beside the test error", ("norms", "weight-norms"), ""),
+        ("F1c", "figure 1c", "the norm of the weights beside the test error, here of the MLP", "weight-norms", ""),
         ("B1", "figure 2", "traces of H, G, H^2, G^2 from a batch and from all images", "subsampling", ""),
-        ("S4.2", "section 4.2", "the log-determinant from a sub-sample", ("logdet", "subsampling"), ""),
+        ("S4.2", "section 4.2", "the log-determinant from a sub-sample", "subsampling", ""),
         ("B2", "table 7", "a trace penalty on WideResNet-28-10, CIFAR-100", "penalty", ""),
-        ("B3", "tables 8 and 9", "a trace penalty on WideResNet-28-10, ImageNet-32", "", NO_IMAGENET),
+        ("B3", "table 8", "a trace penalty on WideResNet-28-10, ImageNet-32", "", NO_IMAGENET),
+        ("S6", "section 6", "Tr H in the place of Tr G as the penalty; grids of rate, decay and eta", "", NO_TIME),
     ),
     *_rows(
         "margins",
         ("C1", "figure 2", "ACEHT against Hessian traces of an affine predictor", "affine", ""),
         ("C2", "figure 3", "ACEHT and margins against Hessian traces, LeNet on MNIST along training", "lenet", ""),
         ("C3", "appendix B.1", "the network F1 with BatchNorm on MNIST, batches of 256 and 4096", "batches", ""),
-        ("C4", "appendix B.2", "other networks on CIFAR-10", "", NO_CIFAR10),
+        ("C3, along", "appendix B.1", "the same along training; here at its end", "", NO_TIME),
+        ("C4", "appendix B.2", "fully connected networks with BatchNorm on CIFAR-10", "", NO_CIFAR10),
         ("C5", "table 1, figure 4", "small against large batches: flatness, test error, margins", "batches", ""),
         ("C6", "section 5", "T_alpha makes traces vanish", "scaling", ""),
         ("C7", "section 3.2.1", "the time that Hessian traces take, and margins", "timing", ""),
@@ -84,6 +89,7 @@ CATALOGUE: tuple[Shown, ...] = (
         ("T2", "table 2, CIFAR-100", "accuracy of SGD, Adam with damping, and Adam, over seeds", "table2", ""),
         ("T2, ImageNet", "table 2, ImageNet", "the same for ResNet-50", "", NO_IMAGENET),
         ("Fig 1", "figure 1", "SGD against adaptive methods, VGG-16 on CIFAR-100", ("table1", "table2"), ""),
+        ("Fig 2", "figure 2", "spectra of VGG-16 after SGD and Adam; after Adam table 1 has lambda_1", "", NO_TIME),
         ("Fig 4-6", "figures 4 to 6", "LanczosOPT on softmax regression: damping and sharp directions", "logistic", ""),
         ("Fig 7", "figure 7", "KFAC at several rates and dampings, VGG-16 on CIFAR-100", "table1", ""),
         ("Fig 8", "figure 8", "Adam at several rates and dampings, VGG-16 on CIFAR-100", "table1", ""),
@@ -94,6 +100,8 @@ CATALOGUE: tuple[Shown, ...] = (
          ("figure12", "figure12-dropout", "figure12-low", "figure12-code"), ""),
         ("Fig 13", "figure 13", "KFAC at rate 1e-4 from a large damping, and the course of it", "figure13", ""),
         ("Fig 14, 15", "figures 14 and 15", "Adam with learned damping and a rising rate", "figure14", ""),
+        ("Sec 7, rules", "section 7.1", "Levenberg and Marquardt's damping; the estimate from 79 batches on VGG-16", "",
+         NO_TIME),
         ("Sec 8", "section 8", "the largest stable learning rates", "stable", ""),
         ("Th4", "lemmas 2 and 3, theorem 4", "the noise of batch Hessians: semicircle, 1/B, normality", "noise", ""),
         ("Sec 7", "section 7.1", "the noise at the first weights; damping learned every 10 or 100 steps", "noise", ""),

@@ -20,8 +20,13 @@ no numbers of their own. Here:
   000 are in "batch norm train mode", the default of the authors' code; tables 4 and 5 and figure 4 do not say, and are
   taken to be so too. Figure 8 is in evaluation mode.
 - Lanczos vectors are kept and reorthogonalised, as the papers do, from two random vectors, of wideresnet-published from
-  one as theirs. Products are in float32 and not in TF32, torch's default for convolutions on a GPU, in which those of
-  WideResNet-28-10 are a tenth off; the results of commits 0a84c2a and aa07102 are from before that, in TF32.
+  one as theirs. lambda_1 is then a Ritz value, a lower bound; the bound above it for random starts is some tens of
+  percent away after ten steps and is kept beside it.
+- Products are in float32 and not in TF32, torch's default for convolutions on a GPU, in which those of WideResNet-28-10
+  are a tenth off. Rows say so in "precision"; the results of commits 0a84c2a and aa07102 are from before that, in TF32,
+  and claims by them say so.
+- What the text of seed 000 calls the Frobenius norm, 0.02 or 4.9e-5, is below lambda_1, which |H|_F cannot be: it is
+  read as Tr H^2 / P, as the column "Tr H2" of seed 002. Rows have |H|_F too, and both readings are judged.
 - At budget "short" ten epochs at most, not 300, with the schedule and the averaging shrunk with them, learning rates
   and weight decays as published. No network fits its training data then, and weight decay, which acts over
   lr * epochs, has done a thirtieth of its work. The Hessian is that of 1,280 images at most, which makes lambda_1 and
@@ -35,8 +40,7 @@ no numbers of their own. Here:
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
@@ -53,11 +57,12 @@ from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..optim.schedules import PiecewiseLinear, averaging_decay, linear_decay
 from ..plan import Plan
+from ..replay import all_digits
 from ..results import Estimate, affine
 from ..risk import Risk
 from . import cifar_spectra_claims as judgement
 from .base import Claim
-from .cifar_spectra_claims import ENDS, EPOCHS, WEIGHT_DECAYS
+from .cifar_spectra_numbers import ENDS, EPOCHS, HELD_OUT, WEIGHT_DECAYS, decay_arm
 from .data import DATASETS, augment, load
 from .experiment import Progress, Rows, Setting
 from .loop import Data, Training, batch_order, evaluate
@@ -242,7 +247,8 @@ def finish(
     norm = weight_norm(model)["weight_norm"]
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), **_fit(model, data)}
     found |= {"weight_norm": _short(norm), "metric_a": _short(norm / 2)}
-    found |= {"images": images, "lanczos_steps": steps, "probes": probes}
+    found |= {f"{name}_images": len(data[name][0]) for name in HELD_OUT}
+    found |= {"images": images, "lanczos_steps": steps, "probes": probes, "precision": "float32"}
     part = data["train"][0][:images], data["train"][1][:images]
     for mode in modes:
         found[mode] = curvature(
@@ -286,7 +292,7 @@ def curvature(
         (0.25, 1.0)
     """
     risk = Risk(model, nn.CrossEntropyLoss(), data, mode=mode, batch_size=batch_size, plan=Plan(route="reverse"))
-    with _all_digits():
+    with all_digits():
         found = spectrum(Hessian(risk), steps, probes, seed=seed, reorthogonalize="full")
         ggn_trace = trace(GGN(risk), "hutchinson", 2 * probes, seed)
     square = weight_norm(model)["weight_norm"] ** 2
@@ -303,17 +309,6 @@ def curvature(
     return {key: _plain(number) for key, number in numbers.items()} | {
         key: [_short(x, 5) for x in stem] for key, stem in stems.items()
     }
-
-
-@contextmanager
-def _all_digits() -> Iterator[None]:
-    """Convolutions of a GPU in float32, and not in TF32."""
-    cudnn = torch.backends.cudnn
-    before, cudnn.allow_tf32 = cudnn.allow_tf32, False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32 = before
 
 
 def weight_norm(model: nn.Module, epoch: int = 0) -> dict[str, float]:
@@ -334,7 +329,7 @@ def _fit(model: nn.Module, data: Mapping[str, Data]) -> dict[str, float]:
     seen = {name: evaluate(model, nn.CrossEntropyLoss(), part) for name, part in data.items()}
     found = {f"{name}_loss": fit["loss"] for name, fit in seen.items()}
     found |= {f"{name}_accuracy": 100 * fit["accuracy"] for name, fit in seen.items()}
-    for name in ("val", "test"):
+    for name in HELD_OUT:
         found[f"gap_loss_{name}"] = seen[name]["loss"] - seen["train"]["loss"]
         found[f"gap_error_{name}"] = 100 * (seen["train"]["accuracy"] - seen[name]["accuracy"])
     return {key: _short(value) for key, value in found.items()}
@@ -395,7 +390,7 @@ def _row(run: Finished) -> dict[str, Any]:
 def run_decays(network: str, setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """A network at its weight decays; `partial(run_decays, "allcnn")` is an experiment."""
     known = NETWORKS[network]
-    arms = {judgement.decay_arm(decay): {"weight_decay": decay} for decay in _of(setting, known.decays)}
+    arms = {decay_arm(decay): {"weight_decay": decay} for decay in _of(setting, known.decays)}
     recipes = {
         (arm, seed): sgd_recipe(network, setting, seed, about["weight_decay"])
         for seed in range(setting.num_seeds(*known.seeds))

@@ -47,10 +47,13 @@ class Runs:
 
     def short_of(self, arm: Arm) -> str:
         """What its runs have not of what the paper had, for a number that only the whole training reaches."""
+        return "; ".join(filter(None, (self.epochs_short(arm), variant(arm))))
+
+    def epochs_short(self, arm: Arm) -> str:
+        """How many of the paper's epochs its runs have, where they have fewer; those that are lost need no more."""
         whole = arm.epochs[-1]
         ends = [row["epoch"][-1] for row in self.of(arm) if row["state"] != "lost"]
-        epochs = f"{max(ends)} of {whole} epochs" if ends and max(ends) < whole else ""
-        return "; ".join(filter(None, (epochs, variant(arm))))
+        return f"{max(ends)} of {whole} epochs" if ends and max(ends) < whole else ""
 
     def told(self, *arms: Arm | str) -> str:
         """What came of arms, for people."""
@@ -69,7 +72,23 @@ class Runs:
         if isinstance(arm, Arm):
             length += f" of {arm.epochs[-1]}"
         seeds = "1 seed" if len(own) == 1 else f"{len(own)} seeds"
-        return f"{own[0]['arm']}, {seeds}, {length} epochs: {means} %" + (f", {trouble}" if trouble else "")
+        return ", ".join(filter(None, (f"{own[0]['arm']}, {seeds}, {length} epochs: {means} %", trouble, learned(own))))
+
+
+def learned(rows: Rows) -> str:
+    """How far the dampings of runs have come: where they ended, and their mean over steps; nothing where they are flat.
+
+    Example:
+        >>> learned([{"damping": [0.03, end], "mean_damping": 0.031} for end in (0.033, 0.035)])
+        'the damping ended at 0.034, mean 0.031'
+        >>> learned([{"mean_damping": 0.03}])
+        ''
+    """
+    ends = [row["damping"][-1] for row in rows if row.get("damping")]
+    if not ends:
+        return ""
+    means = [row["mean_damping"] for row in rows if row.get("damping")]
+    return f"the damping ended at {sum(ends) / len(ends):.3g}, mean {sum(means) / len(means):.3g}"
 
 
 def _label(arm: Arm | str) -> str:
@@ -96,6 +115,18 @@ def accuracy(row: Mapping[str, Any], which: str = "test", share: float = 1.0) ->
     """
     curve = row[f"{which}_accuracy"]
     return CHANCE if row["state"] == "lost" else float(curve[math.ceil(share * len(curve)) - 1])
+
+
+def damping_at(row: Mapping[str, Any], share: float) -> float:
+    """The damping that a run had after a share of its steps; NaN before the first refresh.
+
+    Example:
+        >>> row = {"steps": 100, "damping_step": [10, 20, 30], "damping": [1.0, 2.0, 3.0]}
+        >>> [damping_at(row, share) for share in (0.05, 0.25, 1.0)]
+        [nan, 2.0, 3.0]
+    """
+    points = zip(row.get("damping_step", ()), row.get("damping", ()), strict=True)
+    return next((value for step, value in reversed(list(points)) if step <= share * row["steps"]), math.nan)
 
 
 def at_time(row: Mapping[str, Any], seconds: float) -> float:
@@ -126,11 +157,11 @@ def between(rate: float, lost: Iterable[float]) -> Estimate:
     return Estimate(name="rate", value=rate, bracket=(rate, beyond), convention="a rate of the grid, to the next lost")
 
 
-def quotient(first: Estimate, second: Estimate, share: float) -> float | Estimate:
+def quotient(first: Estimate, second: Estimate, share: float = 1.0) -> float | Estimate:
     """share * first / second, and all that the grid leaves open; NaN where no rate of the second is stable.
 
     Example:
-        >>> quotient(between(0.3, [1.0]), between(0.1, [0.3]), share=1.0).interval()
+        >>> quotient(between(0.3, [1.0]), between(0.1, [0.3])).interval()
         (1.0, 10.0)
     """
     (low, high), (least, most) = (map(float, one.bracket or ()) for one in (first, second))

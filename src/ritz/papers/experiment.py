@@ -224,7 +224,7 @@ def plain_claim(claim: Claim) -> dict[str, Any]:
         'refuted'
     """
     found: dict[str, Any] = {**vars(claim), "verdict": claim.verdict}
-    for key, nothing in (("reference", None), ("short_of", "")):
+    for key, nothing in (("reference", None), ("short_of", ""), ("ours", False)):
         if found[key] == nothing:
             del found[key]
     if isinstance(claim.measured, Estimate):

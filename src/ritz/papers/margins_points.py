@@ -28,6 +28,7 @@ from .experiment import Setting
 NUM_POINTS = 1000  # of a correlation, as in the paper
 NUM_DRAWN = 400  # of them kept for a figure
 AXES = ("aceht", "bound", "margin")
+BOUND = "the bound is (|x|^2 + 1) (1 - margin^2), where the paper prints |x| for |x|^2 + 1"
 
 
 def load_grey(name: str, setting: Setting, most: int, most_test: int = 10_000) -> dict[str, Data]:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import fill
 from typing import Any, get_args
 
 from ..files import write_text
@@ -28,7 +28,6 @@ Result = dict[str, Any]
 
 PAGE = "reproductions.md"
 MANY = 40  # claims that are folded away
-EVIDENCE = 320  # characters of it in a table
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 PLURAL = dict(zip(VERDICTS, ("hold", "hold in direction", "are refuted", "are not decidable"), strict=True))
 
@@ -42,17 +41,24 @@ _ABSENT = {"seeds": [], "title": "", "left": []}  # what files may lack
 
 _TOP = """# The papers, reproduced
 
-What the papers trained is trained again, what they measured is measured, and every number and statement of theirs is
-put beside ours. A claim *holds* where all that the measurement leaves open, its 95 % interval over seeds or random
-vectors, is what the paper has, give or take a tolerance; it *holds in direction* where the number is another and the
-difference or the ratio is on the paper's side; it is *refuted* where nothing that is left open agrees; else it is
-*not decidable*. Verdicts are computed from the two numbers.
+What the papers trained is trained again, what they measured is measured, and their numbers and statements are put
+beside ours; their mathematics is [on a page of its own](theory.md). A claim *holds* where all that the measurement
+leaves open, its 95 % interval over seeds, batches or random vectors, is what the paper has, give or take a tolerance;
+it *holds in direction* where the number is another and the difference or the ratio is on the paper's side; it is
+*refuted* where nothing that is left open agrees; else it is *not decidable*. Verdicts are computed from the two
+numbers. Tolerances are ours, and stand beside what is expected. Where a printed number can be read in two ways, of
+another held-out set say, the nearer one is judged, and the evidence has the other. Claims that are *ours* are questions
+about what a paper shows, controls and bounds of our own: no paper states them, and they are counted apart.
 
-At the budget *paper* an experiment is run as published; at *short* on fewer epochs, seeds or images, and the evidence
-says on how many. Orders and differences are then judged on what was run, for and against the paper. A number that only
-the whole training reaches, as an accuracy after 300 epochs, is neither borne out nor refuted by a run of 15: it is *not
-decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to run, and its verdicts say
-nothing.
+At the budget *paper* an experiment is run to the end, as published or, where a paper does not say how or has none, at
+the size that we chose (module docstrings under `ritz.papers` have the choices); at *short* on fewer epochs, seeds or
+images, and the evidence says on how many. Orders and differences are then judged on what was run, for and against the
+paper. A number that only the whole training reaches, as an accuracy after 300 epochs, is neither borne out nor refuted
+by a run of 15: it is *not decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to
+run, and its verdicts say nothing.
+
+Two papers may print the same runs: the rows of `pac-bayes mlp`, `allcnn`, `preresnet` and `wideresnet` are those of
+`false-friend`, and no second evidence.
 
 Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
 recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment. Times are those of the
@@ -63,7 +69,8 @@ last call: runs that an earlier one had ended are not in them, and other experim
 _SHORT = """## In short
 
 What is asked first, and the claim that answers it: a choice, for and against the papers. Where a verdict is "refuted",
-what is expected is not so on what was run; sections below have all claims and their evidence.
+what is expected is not so on what was run: "short" is far from the papers' training, and the section that a claim links
+to says how far, with all claims and their evidence.
 """
 
 
@@ -160,19 +167,32 @@ def _summary(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         name = f"{result['paper']} {result['item']}"
-        counted = Counter(claim["verdict"] for claim in result["claims"])
+        counted = _counted([result])
         rows.append(
             (
                 f"[{name}](#{_anchor(name)})", result["source"], result["setting"]["budget"],
                 str(len(result.get("seeds", [])) or ""), result["machine"], result.get("commit") or "", _time(result),
                 *(str(counted[verdict] or "") for verdict in VERDICTS),
+                str(_counted([result], ours=True).total() or ""),
             )
         )  # fmt: skip
-    total = Counter(claim["verdict"] for result in results for claim in result["claims"])
-    said = ", ".join(f"{total[verdict]} {words}" for verdict, words in PLURAL.items() if total[verdict])
-    head = ("experiment", "source", "budget", "seeds", "machine", "commit", "time", *VERDICTS)
-    count = f"{sum(total.values())} claims of {len(results)} experiments: {said}.\n\n" if results else ""
-    return count + _table(head, rows, right=1 + len(VERDICTS)) + "\n"
+    theirs, ours = _counted(results), _counted(results, ours=True)
+    head = ("experiment", "source", "budget", "seeds", "machine", "commit", "time", *VERDICTS, "ours")
+    count = f"{theirs.total()} claims of the papers in {len(results)} experiments: {_said(theirs)}."
+    if ours:
+        count += f" Questions of ours beside them, in the last column alone: {ours.total()}, of which {_said(ours)}."
+    count = fill(count, 120) + "\n\n" if results else ""
+    return count + _table(head, rows, right=2 + len(VERDICTS)) + "\n"
+
+
+def _counted(results: Sequence[Result], ours: bool = False) -> Counter[str]:
+    """How many claims there are of each verdict, of the papers or of ours."""
+    claims = [claim for result in results for claim in result["claims"]]
+    return Counter(claim["verdict"] for claim in claims if claim.get("ours", False) == ours)
+
+
+def _said(counted: Counter[str]) -> str:
+    return ", ".join(f"{counted[verdict]} {words}" for verdict, words in PLURAL.items() if counted[verdict])
 
 
 def _short(results: Sequence[Result], highlights: Sequence[Highlight]) -> str:
@@ -183,9 +203,9 @@ def _short(results: Sequence[Result], highlights: Sequence[Highlight]) -> str:
         claim = one.answer(results)
         if claim is not None:
             _, text, expected, measured, verdict, _ = _claim(claim)
-            link = f"[{text}](#{_anchor(one.place.replace('/', ' '))})"
+            link = f"{'ours: ' if claim.get('ours') else ''}[{text}](#{_anchor(one.place.replace('/', ' '))})"
             rows.append((one.question, link, by_place[one.place]["setting"]["budget"], expected, measured, verdict))
-    head = ("question", "what the paper has, as a claim", "budget", "expected", "measured", "verdict")
+    head = ("question", "claim", "budget", "expected", "measured", "verdict")
     return f"{_SHORT}\n{_table(head, rows)}\n\n## All experiments\n" if rows else ""
 
 
@@ -198,7 +218,7 @@ def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
         about.append(f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed")
     about += [result["machine"], f"torch {result['versions']['torch']}", _time(result)]
     if result.get("left"):
-        about.append(f"{len(result['left'])} runs not begun in time ({', '.join(result['left'])})")
+        about.append(f"{len(result['left'])} runs not begun in time")
     where = result["source"] + (f" ({', '.join(ids)})" if ids else "")
     title = result.get("title") or result["item"]
     said = f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}."
@@ -220,9 +240,9 @@ def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
 def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
     verdict = claim["verdict"] if claim["verdict"].startswith("holds") else f"**{claim['verdict']}**"
     short = f"Short of the paper: {claim['short_of']}. " if claim.get("short_of") else ""
-    evidence = shorten(short + claim.get("evidence", ""), EVIDENCE, placeholder=" ...")
-    where = f"{claim['paper']}, {claim['where']}" if claim["where"] else claim["paper"]
-    return where, claim["text"], allowed(read_claim(claim)), _measured(claim), verdict, evidence
+    evidence = short + claim.get("evidence", "")
+    read = read_claim(claim)
+    return read.source, claim["text"], allowed(read), _measured(claim), verdict, evidence
 
 
 def _measured(claim: Mapping[str, Any]) -> str:
@@ -233,7 +253,9 @@ def _measured(claim: Mapping[str, Any]) -> str:
     width = (high - low) / 2
     if width == 0:
         return _number(value)
-    if math.isnan(width) and math.isfinite(value):
+    if math.isnan(value):
+        return "no number"
+    if math.isnan(width) or (high == math.inf and low in (-math.inf, 0.0)):  # of a mean, or of a geometric one
         return f"{_number(value)} (too few seeds)"
     if not math.isfinite(width) or not 1e-4 < width < 1e6:
         return f"{_number(value)} ({_number(low)} to {_number(high)})"

@@ -6,10 +6,10 @@ al. (2018), (1 - a lambda_1)^2 + a^2 v <= 1, v = lambda_1(Var), Var = E X^2 the 
 
     lambda_1 <= (1 + sqrt(1 - a^2 v)) / a,        and there is no stable point where a^2 v > 1
 
-With momentum b the first is 2 (1 + b) / a. All are about points where training stands still. Here the network of 9,960
-parameters and softmax regression are trained on some thousand images of MNIST at several constant rates, by full
-batches and by batches of 128 and 16; lambda_1 is followed along the way, and Var is measured at the half and the end.
-The learning rate of the papers' own runs falls by 100, and one such run is beside.
+With momentum b the first is 2 (1 + b) / a, which is not in the paper. All are about points where training stands
+still. Here the network of 9,960 parameters and softmax regression are trained on some thousand images of MNIST at
+several constant rates, by full batches and by batches of 128 and 16; lambda_1 is followed along the way, and Var is
+measured at the half and the end. The learning rate of the papers' own runs falls by 100, and one such run is beside.
 
 Theorem 2, on the extreme Ritz value, is judged in `stability_ritz` on the same networks.
 """

@@ -6,8 +6,11 @@ With theta_1 the largest Ritz value after m steps from a unit vector q, phi the 
     lambda_1 >= theta_1 >= lambda_1 - (lambda_1 - lambda_n) tan(phi)^2 / c_{m-1}(1 + 2 rho)^2
     rho = (lambda_1 - lambda_2) / (lambda_2 - lambda_n),    c_k Chebyshev's polynomial
 
-For the smallest the theorem holds with the other end's angle and gap. Equation 17 as printed has those of the largest
-there too; both readings are measured. The truth is from eigenpairs whose residual is far below all differences.
+For the smallest the theorem holds with the other end's angle and gap ("smallest"). Equation 17 has those of lambda_1
+there too, and lambda_m, the m-th largest, in place of lambda_n. As printed it holds for every matrix, for Ritz values
+interlace: theta_m <= lambda_m (`theory_sharpness.extreme_ritz_value`). With lambda_n for lambda_m it is a statement
+that can fail ("smallest as printed", the name that the files have). The truth is from eigenpairs whose residual is far
+below all differences.
 """
 
 import math

@@ -1,12 +1,22 @@
-"""The theory of seeds 000 to 003 as runnable checks: every claim, the page that lists them, and its figure."""
+"""The theory of seeds 000 to 004 as runnable checks: every claim, the page that lists them, and its figure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from ..results import new_axes
-from . import theory_flatness, theory_margins, theory_pacbayes, theory_sampling, theory_scaling, theory_theorem
+from . import (
+    theory_damping,
+    theory_flatness,
+    theory_margins,
+    theory_pacbayes,
+    theory_sampling,
+    theory_scaling,
+    theory_sharpness,
+    theory_theorem,
+)
 from .base import Claim, claims_table
 
 if TYPE_CHECKING:
@@ -18,7 +28,7 @@ Progress = Callable[[int, int], None]  # (checks done, checks in all)
 
 FLATNESS, THEOREM = "Seeds 000 and 001: flatness", "Theorem 1 and its proof"
 METRIC, SAMPLING = "Seed 002: the PAC-Bayes metric", "Seed 002: sub-sampling and the trace"
-MARGINS = "Seed 003: margins"
+MARGINS, DAMPING = "Seed 003: margins", "Seed 004: damping"
 
 # every check, by section of the page
 CHECKS: dict[str, tuple[Check, ...]] = {
@@ -29,12 +39,16 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         theory_flatness.deep_linear_limit,
         theory_flatness.rescaling,
         theory_flatness.stability,
+        theory_sharpness.keskar,
+        theory_sharpness.penalised,
+        theory_sharpness.extreme_ritz_value,
     ),
     THEOREM: (
         theory_theorem.theorem,
         theory_theorem.supplement,
         theory_theorem.what_holds,
         theory_theorem.proof,
+        theory_theorem.exponent,
     ),
     METRIC: (
         theory_pacbayes.equation_6,
@@ -59,6 +73,14 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         theory_scaling.wrong_points,
         theory_scaling.layerwise,
     ),
+    DAMPING: (
+        theory_damping.shrinkage,
+        theory_damping.equation_15,
+        theory_damping.algorithm_1,
+        theory_damping.theorem_1,
+        theory_damping.largest_rate,
+        theory_damping.general_position,
+    ),
 }
 
 # what to take from each section
@@ -80,11 +102,14 @@ READINGS = {
     MARGINS: "Proposition 3.1 is exact for affine models, and the margin bound holds for wrong answers too, though "
     "not by the step that is printed. Along T_alpha a ReLU network becomes flat in trace whether its answers are "
     "right or wrong; norms of the Hessian can tell the two apart.",
+    DAMPING: "Equations 8, 13 and 17 are right, 15 to leading order but in the square of the curvature's units, and 19 "
+    "as a bound. Algorithm 1 as printed returns N times the noise and the signal together; mended it is "
+    "`ritz.curvature_noise`. In general position the diagonal of a Hessian does not follow its norm.",
 }
 
 _TOP = """# The theory, checked
 
-Seeds 000 to 003 argue with theorems, bounds and examples. Here each is a function that computes both sides on small
+Seeds 000 to 004 argue with theorems, bounds and examples. Here each is a function that computes both sides on small
 networks in float64 and returns a `Claim`: what is stated, what was measured, and a verdict that follows from the two.
 *Holds* and *refuted* mean that the measurement, its 95 % interval where it was sampled, lies within or without what the
 claim allows; *not decidable* that it does neither. Where a statement fails as printed, *mended* marks the one that
@@ -155,14 +180,21 @@ def page(found: Mapping[str, Sequence[Claim]] | None = None) -> str:
         ('# The theory, checked', True)
     """
     found = sections() if found is None else found
-    verdicts = [claim.verdict for claim in chain.from_iterable(found.values())]
-    count = f"{len(verdicts)} claims: {verdicts.count('holds')} hold, {verdicts.count('refuted')} are refuted"
-    open_ = verdicts.count("not decidable")
-    parts = [_TOP, count + (f", {open_} are not decidable.\n" if open_ else ".\n")]
+    every = list(chain.from_iterable(found.values()))
+    count = f"Claims of the papers, mended ones included: {_counted(claim for claim in every if not claim.ours)}."
+    if any(claim.ours for claim in every):
+        count += f" Questions of ours beside them: {_counted(claim for claim in every if claim.ours)}."
+    parts = [_TOP, fill(count, 120) + "\n"]
     for title, claims in found.items():
         parts += [f"## {title}\n", fill(READINGS[title], 120) + "\n", claims_table(claims) + "\n"]
         parts.append("\n".join(_refutations(claims)) + "\n")
     return "\n".join(parts)
+
+
+def _counted(claims: Iterable[Claim]) -> str:
+    found = Counter(claim.verdict for claim in claims)
+    open_ = f", {found['not decidable']} are not decidable" if found["not decidable"] else ""
+    return f"{found.total()}, of which {found['holds']} hold and {found['refuted']} are refuted{open_}"
 
 
 def _refutations(claims: Iterable[Claim]) -> list[str]:

@@ -1,7 +1,7 @@
-"""The theory of seeds 000 and 001, *Flatness is a False Friend*, before its theorem: equations 1 to 4 and section 1.
+"""The theory of seeds 000 and 001, *Flatness is a False Friend*, before its theorem: equations 1, 3, 4 and section 1.
 
-The theorem and its proof are in `theory_theorem`. Every function returns claims: what is printed, and beside what does
-not hold as printed, what does.
+Equation 2 is in `theory_sharpness`, the theorem and its proof are in `theory_theorem`. Every function returns claims:
+what is printed, and beside what does not hold as printed, what does.
 """
 
 import math

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..estimators.samples import sample_traces
+from ..measures.study.correlation import spearman
 from ..results import new_axes
 from ..risk import Risk
 from .base import Claim
@@ -170,7 +171,7 @@ def margin_bound() -> tuple[Claim, ...]:
 
     Example:
         >>> [claim.verdict for claim in margin_bound()]
-        ['refuted', 'holds', 'refuted', 'holds', 'holds']
+        ['refuted', 'holds', 'holds', 'refuted', 'holds', 'holds']
     """
     _, X, y, f = _affine()
     S = f.softmax(1)
@@ -178,6 +179,7 @@ def margin_bound() -> tuple[Claim, ...]:
     size, own = signed.abs(), S.gather(1, y[:, None])[:, 0]
     flatness, impurity = aceht(X, f), 1 - S.square().sum(1)
     bound, printed = (X.square().sum(1) + 1) * (1 - size**2), X.norm(dim=1) * (1 - size**2)
+    right, error = signed > 0, 1 - size**2 - impurity  # the error of the bound over |x|^2 + 1
     wrong = int((signed < 0).sum())
     seen = f"300 samples of an affine model, {wrong} of them wrong."
     return (
@@ -192,6 +194,12 @@ def margin_bound() -> tuple[Claim, ...]:
             expected=1.0, relation="<=", measured=float((flatness / bound).max()), tolerance=ROUND_OFF, evidence=seen,
         ),
         _claim(
+            where="section 3.1", text="the error of the bound is smaller where S_y is larger, right points: rank "
+            "correlation, below 0", expected=0.0, relation="<=",
+            measured=float(spearman(own[right], error[right], resamples=1).value),
+            evidence=f"{seen} The right ones; ACEHT and bound over |x|^2 + 1.",
+        ),
+        _claim(
             where="section 3.2", text="ACEHT <= |x| (1 - margin^2): largest ratio", expected=1.0, relation="<=",
             measured=float((flatness / printed).max()), tolerance=ROUND_OFF,
             evidence=f"{seen} |x| stands for |x|^2 + 1, which is at least twice as large.",
@@ -203,7 +211,7 @@ def margin_bound() -> tuple[Claim, ...]:
         ),
         _claim(
             where="section 3.1, converse", text="flat points may have a margin near -1, its sign kept: least margin "
-            "+ 2 (1 - sum S^2)", expected=-0.9, relation="<=", measured=float((signed + 2 * impurity).min()),
+            "+ 2 (1 - sum S^2)", expected=-0.9, relation="<=", measured=float((signed + 2 * impurity).min()), ours=True,
             evidence=f"{seen} Flatness does not know the label: a confident mistake is as flat as a confident answer.",
         ),
     )  # fmt: skip

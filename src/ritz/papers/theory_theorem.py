@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..estimators.samples import sample_traces
 from ..risk import Risk
@@ -62,14 +62,19 @@ def scaling_path() -> list[Point]:
         >>> path[-1].loss < 1e-9, path[-1].sizes.trace < 1e-6, path[-1].weight_norm > 50 * path[0].weight_norm
         (True, True, True)
     """
+    risk = classify(*_all_right())
+    return [_point(last_layer(risk, alpha)) for alpha in ALPHAS]
+
+
+def _all_right() -> tuple[nn.Module, Tensor, Tensor]:
+    """A ReLU network, inputs, and as labels its own answers."""
     model = mlp((4, 6, 3), seed=0)
     X = normal((40, 4), seed=0)
     with torch.no_grad():
         outputs = model(X)
     best = outputs.topk(2, dim=1)
     clear = best.values[:, 0] - best.values[:, 1] > 0.25  # the closer to a tie, the later it falls
-    risk = classify(model, X[clear], best.indices[clear, 0])
-    return [_point(last_layer(risk, alpha)) for alpha in ALPHAS]
+    return model, X[clear], best.indices[clear, 0]
 
 
 def _narrow(first: float, last: tuple[float, float]) -> Risk:
@@ -290,6 +295,38 @@ def proof() -> tuple[Claim, ...]:
             where="equation 11, mended", text="|dz/dw| <= |z|_1 / eps and |d2z/dw2| <= |z|_1 / eps^2: largest ratio",
             expected=1.0, relation="<=", measured=mended, tolerance=ROUND_OFF,
             evidence=f"{seen} |z|_1 is the sum of the absolute values of live paths.",
+        ),
+    )  # fmt: skip
+
+
+def exponent() -> tuple[Claim, ...]:
+    """Equation 12: derivatives of an output times the exponential of it go to 0 with the loss.
+
+        printed   |dz_q/dw| exp(z_q)                  true, along T_alpha   |dz_k/dw| exp(z_k),   z_k = f_k - f_y
+
+    As printed it is of the outputs themselves, and that of the right class goes to infinity where the loss goes to 0.
+    What equation 9 has are the differences, which go to minus infinity.
+
+    Example:
+        >>> [claim.verdict for claim in exponent()]
+        ['refuted', 'holds']
+    """
+    model, X, y = _all_right()
+    risk = last_layer(classify(model, X, y), ALPHAS[-1])
+    printed, mended = [], []
+    for x, label in zip(X, y.tolist(), strict=True):
+        f, J, _ = derivatives(risk, x)
+        printed.append(float((J.norm(dim=1) * f.exp()).max()))
+        mended.append(float(((J - J[label]).norm(dim=1) * (f - f[label]).exp()).max()))
+    seen = f"A ReLU network 4-6-3 with all of {len(X)} labels right, loss {risk.loss():.1g}"
+    return (
+        _gone(
+            where="equation 12", text=f"|dz/dw| exp(z) goes to 0 with the loss: largest at alpha = {ALPHAS[-1]:g}",
+            measured=max(printed), evidence=f"{seen}: the output of the right class grows without bound.",
+        ),
+        _gone(
+            where="equation 12, mended", text=f"with z_k = f_k - f_y: largest at alpha = {ALPHAS[-1]:g}",
+            measured=max(mended), evidence=f"{seen}. Along T_alpha; in general it need not: seed 001, equation 19.",
         ),
     )  # fmt: skip
 

@@ -6,14 +6,23 @@ prints 62.66 with and 62.89 without, and calls that an improvement too. Both sta
 numbers, and the question by runs of our own.
 
 Here both arms of a seed share start, batches and augmentation, and their difference is taken at equal seed, with a
-Student t interval. At budget "short" the network is the smaller WideResNet of `cifar_spectra`, whose runs at weight
-decay 5e-4 are the arm without penalty, for as few epochs as there; the training set is the 45,000 images of "fit". The
-probe of Tr G is one vector of random signs, as in the paper, on a quarter of each batch (all of it at budget "paper"):
-unbiased, save that BatchNorm then takes its statistics in the penalty from that quarter. The weight decay of equation
-13 is gamma |w|^2, that of torch's SGD, with which the paper's table agrees, gamma |w|^2 / 2; it is torch's here.
+Student t interval. The arm without penalty is the run of `cifar_spectra` at weight decay 5e-4. Where it was trained
+twice, on one GPU by two commits, its test accuracy at seed 0 is 57.1 and 55.4 %: the same seed does not end at the same
+weights, and pairing takes little of the spread away.
+
+At budget "short" the network is the smaller WideResNet of `cifar_spectra`, for as few epochs as there; the training set
+is the 45,000 images of "fit". The probe of Tr G is one vector of random signs, as in the paper, on a quarter of each
+batch (all of it at budget "paper"): unbiased, save that BatchNorm then takes its statistics in the penalty from that
+quarter. eta is the published one, which the paper has chosen of three. The weight decay of equation 13 is
+gamma |w|^2, that of torch's SGD, with which the paper's table agrees, gamma |w|^2 / 2; it is torch's here.
+
+What the penalty is for is the difference between the risks in training and beyond it. The paper shows it by accuracies,
+of networks that fit their training data alike; where they do not, a penalty that slows the fit costs accuracy and may
+narrow the gap all the same, so gaps are judged too. Differences are judged on what was run, that in training accuracy
+like the others.
 
 The code that the authors have published adds the penalty to the loss that it logs, after the step, so that it does not
-reach the weights; whether table 7 came from that code is not known. Here a claim asks that Tr G falls.
+reach the weights; whether table 7 came from that code is not known. That Tr G falls is asked for here.
 """
 
 import math
@@ -25,9 +34,8 @@ from ..intervals import StudentT
 from ..results import Estimate
 from .base import Claim
 from .cifar_spectra import sgd_recipe, train_arms
-from .cifar_spectra_claims import Row, decay_arm, numbers, short_of, told
+from .cifar_spectra_numbers import HELD_OUT, NAMES, RATIOS, Row, change_of, decay_arm, told
 from .experiment import Progress, Rows, Setting
-from .over_seeds import difference, ratio
 from .recipe import trace_penalty
 
 NETWORK = "wideresnet"
@@ -40,6 +48,7 @@ NUM_PRINTED = 4
 IMAGENET = (62.66, 62.89)  # table 8, with and without
 SAME = 0.25  # percentage points that leave the printed gain of 0.27 one
 SAME_TRAINING = 0.01
+FRACTION = 0.25  # of each batch that the probe is of, where rows do not say: all such are of budget "short"
 
 
 def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
@@ -50,7 +59,10 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     for seed in range(setting.num_seeds(2, 4, 4)):
         recipes[PLAIN, seed] = sgd_recipe(NETWORK, setting, seed, WEIGHT_DECAY)
         recipes[PENALISED, seed] = sgd_recipe(NETWORK, setting, seed, WEIGHT_DECAY, penalty)
-    arms = {arm: {"weight_decay": WEIGHT_DECAY, "eta": eta} for arm, eta in ((PLAIN, 0.0), (PENALISED, ETA))}
+    arms = {
+        PLAIN: {"weight_decay": WEIGHT_DECAY, "eta": 0.0},
+        PENALISED: {"weight_decay": WEIGHT_DECAY, "eta": ETA, "fraction": fraction},
+    }
     rows = train_arms(NETWORK, arms, recipes, setting, progress)
     return rows, claims(rows)
 
@@ -110,31 +122,28 @@ def printed_gain() -> Estimate:
 
 
 def _measured_claims(rows: Sequence[Row]) -> list[Claim]:
-    def both(how: Any, key: str, mode: str = "eval") -> Estimate:
-        found: Estimate = how(numbers(rows, key, PLAIN, mode), numbers(rows, key, PENALISED, mode))
-        return found
+    """Accuracies and gaps, all differences at equal seed, and whether the penalty does what it is to do."""
+    fraction = next((row["fraction"] for row in rows if "fraction" in row), FRACTION)
+    probe = f"; the probe is of {100 * fraction:.0f} % of each batch, eta is as published and not searched for; "
+    probe += "the paper's networks reach 99.992 % in training, with the penalty and without"
 
-    def about(mode: str | None = None) -> dict[str, Any]:
-        return {"paper": "seed 002", "where": "section 6, table 7", "evidence": told(rows, [PLAIN, PENALISED], mode)}
+    def both(key: str, said: str = "", mode: str = "eval", **about: Any) -> Claim:
+        arms = [PLAIN, PENALISED]
+        text, how = said or NAMES[key] + ", {}", "over" if key in RATIOS else "less"
+        return Claim(
+            paper="seed 002", where="section 6, table 7", text=text.format(f"with the penalty {how} without"),
+            measured=change_of(rows, key, arms, mode),
+            evidence=told(rows, arms, mode if key in RATIOS else None) + probe, **about,
+        )  # fmt: skip
 
-    gain = printed_gain().value
-    found = [
-        Claim(
-            text=f"accuracy on {where}, with the penalty less without", expected=float(gain), tolerance=SAME,
-            reference=0.0, measured=both(difference, f"{name}_accuracy"), **about(),
-        )
-        for name, where in (("test", "the test set"), ("val", "the last 5,000"))
-    ]  # fmt: skip
-    found.append(
-        Claim(
-            text="training accuracy, with the penalty less without", expected=0.0, tolerance=SAME_TRAINING,
-            measured=both(difference, "train_accuracy"), short_of=short_of(rows), **about(),
-        )
-    )  # fmt: skip
-    return found + [
-        Claim(
-            text=f"Tr G falls: with the penalty over without, BatchNorm {how}", expected=1.0, relation="<=",
-            measured=both(ratio, "ggn_trace", mode), **about(mode),
-        )
-        for mode, how in (("eval", "in evaluation mode"), ("train", "by batch statistics"))
-    ]  # fmt: skip
+    gain: dict[str, Any] = {"expected": float(printed_gain().value), "tolerance": SAME, "reference": 0.0}
+    return [
+        *(both(f"{name}_accuracy", **gain) for name in reversed(HELD_OUT)),
+        *(both(f"gap_error_{name}", **gain | {"expected": -gain["expected"]}) for name in reversed(HELD_OUT)),
+        *(both(f"gap_loss_{name}", expected=0.0, relation="<=", ours=True) for name in reversed(HELD_OUT)),
+        both("train_accuracy", expected=0.0, tolerance=SAME_TRAINING),
+        *(
+            both("ggn_trace", f"Tr G falls: {{}}, BatchNorm {how}", mode, expected=1.0, relation="<=", ours=True)
+            for mode, how in (("eval", "in evaluation mode"), ("train", "by batch statistics"))
+        ),
+    ]
