@@ -108,8 +108,8 @@ found it full. Times of whole jobs leave these first calls out: by default a job
 gains nothing would make it a tenth longer at most, and takes the times of "ritz" else. Graphs are recorded, and by
 default compiled, for models of torch.nn's and ritz's own modules; those of the user's take `Plan(replay=True)` and
 `Plan(compile=True)`. Spectra are compared as densities, which peers have by stochastic Lanczos quadrature. For the
-trace and a few eigenvalues alone no density is needed: what Hutchinson's estimator and one Lanczos run would take, which
-peers have and ritz too (`trace`, `top_eigenpairs`), stands in the rows "no density".
+trace and a few eigenvalues alone no density is needed: what Hutchinson's estimator and one Lanczos run would take,
+which peers have and ritz too (`trace`, `top_eigenpairs`), stands in the rows "no density".
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).
