@@ -75,8 +75,8 @@ def dense(model, batches, mode):
 @pytest.mark.parametrize(
     ("network", "count"),
     [
-        ("allcnn", 1_387_108), ("preresnet", 1_726_388), ("wideresnet", 36_546_980),
-        ("wideresnet-published", 36_546_980), ("vgg", 15_299_748),
+        ("allcnn", 1_387_108), ("preresnet", 1_726_388), ("preresnet-published", 1_726_388),
+        ("wideresnet", 36_546_980), ("wideresnet-published", 36_546_980), ("vgg", 15_299_748),
     ],
 )  # fmt: skip
 def test_at_paper_budget_the_networks_are_the_published_ones(network, count):
@@ -86,17 +86,18 @@ def test_at_paper_budget_the_networks_are_the_published_ones(network, count):
     assert study.is_published(network, PAPER)
 
 
-def test_one_wideresnet_is_the_published_one_at_short_budget_too_and_its_schedule_shrinks_with_the_epochs():
+@pytest.mark.parametrize(("network", "count"), [("preresnet", 1_726_388), ("wideresnet", 36_546_980)])
+def test_one_of_each_is_the_published_one_at_short_budget_too_and_its_schedule_shrinks_with_the_epochs(network, count):
     short = Setting("short")
     with torch.device("meta"):
-        model = study.model_of("wideresnet-published", short)()
-    assert sum(p.numel() for p in model.parameters()) == 36_546_980
-    made = study.sgd_recipe("wideresnet-published", short, 0, 5e-4)
+        model = study.model_of(f"{network}-published", short)()
+    assert sum(p.numel() for p in model.parameters()) == count
+    made = study.sgd_recipe(f"{network}-published", short, 0, 5e-4)
     assert (made.epochs, made.batch_size) == (4, 128)
     assert [round(made.schedule(made.epochs)(t), 6) for t in range(4)] == [1.0, 1.0, 1.0, 0.38125]
 
 
-@pytest.mark.parametrize("network", ["preresnet", "wideresnet", "wideresnet-published"])
+@pytest.mark.parametrize("network", ["preresnet", "preresnet-published", "wideresnet", "wideresnet-published"])
 def test_a_shallow_network_is_one_of_the_family_and_says_so(network):
     setting = Setting("smoke")
     model = study.model_of(network, setting)()

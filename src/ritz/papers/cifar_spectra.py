@@ -3,7 +3,7 @@
     allcnn       All-CNN-C             lr 0.01    seed 000, figure 3; seed 002, tables 2 and 3
     preresnet    PreResNet-164         lr 0.1     seed 000, figure 4; seed 002, tables 4 and 6
     wideresnet   WideResNet-28-10      lr 0.1     seed 000, figures 5 and 8; seed 002, tables 5 and 6
-    wideresnet-published                          the same at its full size for fewer epochs, seed 000 alone
+    preresnet-published, wideresnet-published     the same at their full sizes for fewer epochs
     vgg          VGG-16 with BatchNorm            seed 000, figure 6: SGD, lr 0.1, weight decay 5e-4, against Gadam, lr
                                                   5e-4, decoupled weight decay 0.25, iterates averaged from epoch 161 on
 
@@ -19,9 +19,9 @@ no numbers of their own. Here:
 - Curvature in evaluation mode and, with BatchNorm, by the statistics of batches of 128 as well. Figures 5 to 7 of seed
   000 are in "batch norm train mode", the default of the authors' code; tables 4 and 5 and figure 4 do not say, and are
   taken to be so too. Figure 8 is in evaluation mode.
-- Lanczos vectors are kept and reorthogonalised, as the papers do, from two random vectors, of wideresnet-published from
-  one as theirs. lambda_1 is then a Ritz value, a lower bound; the bound above it for random starts is some tens of
-  percent away after ten steps and is kept beside it.
+- Lanczos vectors are kept and reorthogonalised, as the papers do, from two random vectors, of networks at their full
+  size from one as theirs. lambda_1 is then a Ritz value, a lower bound; the bound above it for random starts is some
+  tens of percent away after ten steps and is kept beside it.
 - Products are in float32 and not in TF32, torch's default for convolutions on a GPU, in which those of WideResNet-28-10
   are a tenth off. Rows say so in "precision"; the results of commits 0a84c2a and aa07102 are from before that, in TF32,
   and claims by them say so.
@@ -32,8 +32,8 @@ no numbers of their own. Here:
   lr * epochs, has done a thirtieth of its work. The Hessian is that of 1,280 images at most, which makes lambda_1 and
   Tr H^2 larger than those of all images. The residual networks are smaller ones of their families (`NETWORKS`): orders
   are judged on them, printed numbers are not.
-- wideresnet-published is the network of 36,546,980 parameters at "short" too: four epochs, weight decays 0 and 5e-4,
-  one seed, 1,280 images, 30 steps.
+- preresnet-published and wideresnet-published are the networks of 1,726,388 and 36,546,980 parameters at "short" too:
+  four epochs, one seed, 1,280 images, 30 steps; the latter at weight decays 0 and 5e-4 alone.
 - Runs at several weight decays are begun seed by seed; what has not begun by `Setting.until` is left out, and claims
   are judged on the runs that there are.
 """
@@ -115,6 +115,10 @@ BOTH: tuple[Mode, Mode] = ("eval", "train")
 NETWORKS = {
     "allcnn": Network("All-CNN-C", all_cnn_c, 0.01, ("eval",), 10, (0.0625, 1, 1), steps=(3, 12, 100)),
     "preresnet": Network("PreResNet-164", preresnet164, 0.1, BOTH, 8, (0.125, 1, 1), (1, 3, 0), (8, 640, 45_000)),
+    "preresnet-published": Network(
+        "PreResNet-164", preresnet164, 0.1, BOTH, 4, (0.125, 1, 1), (1, 0, 0), steps=(3, 30, 100), probes=1,
+        seeds=(2, 1, 4),
+    ),
     "wideresnet": Network(
         "WideResNet-28-10", wide_resnet28_10, 0.1, BOTH, 8, (0.02, 0.2, 1), (1, 0, 0), (8, 640, 10_000), (3, 10, 30)
     ),
@@ -164,7 +168,7 @@ def is_published(network: str, setting: Setting) -> bool:
 
     Example:
         >>> [is_published(name, Setting("short")) for name in NETWORKS]
-        [True, False, False, True, True]
+        [True, False, True, False, True, True]
     """
     known = NETWORKS[network]
     return _of(setting, known.width) == 1 and not _of(setting, known.blocks)

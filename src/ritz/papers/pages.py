@@ -57,8 +57,8 @@ paper. A number that only the whole training reaches, as an accuracy after 300 e
 by a run of 15: it is *not decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to
 run, and its verdicts say nothing.
 
-Two papers may print the same runs: the rows of `pac-bayes mlp`, `allcnn`, `preresnet` and `wideresnet` are those of
-`false-friend`, and no second evidence.
+Two papers may print the same runs: the rows of `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, are
+those of `false-friend`, and no second evidence.
 
 Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
 recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment. Times are those of the
