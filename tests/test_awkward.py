@@ -89,9 +89,9 @@ def test_on_a_gpu_recurrent_networks_have_the_products_of_a_cpu(kind):
 def test_cudnn_is_off_inside_products_of_recurrent_networks():
     """Its recurrent kernels have no second derivative; the flag is set for a device that need not be there."""
     before = torch.backends.cudnn.enabled
-    with modes._no_fused_layers(Recurrent(nn.LSTM), torch.device("cuda")):
+    with modes._no_fused_layers([nn.LSTM(2, 2)], torch.device("cuda")):
         assert not torch.backends.cudnn.enabled
-    with modes._no_fused_layers(nn.Linear(2, 2), torch.device("cuda")):
+    with modes._no_fused_layers([nn.Linear(2, 2)], torch.device("cuda")):
         assert torch.backends.cudnn.enabled == before  # convolutions keep it
     assert torch.backends.cudnn.enabled == before
 
