@@ -21,7 +21,10 @@ NUM_SEEDS = 300
 STEPS = 20
 SHIFT = {"outliers": 6.0, "positive": 0.05, "flat": 4.0}
 WIDTH = 0.06  # of the density, in units of the range: above range / STEPS
-CASES = [(name, probes) for name in SPECTRA for probes in (8, 30)]
+CASES = [
+    *((name, 8) for name in SPECTRA),
+    *(pytest.param(name, 30, marks=pytest.mark.slow) for name in SPECTRA),
+]
 
 
 def smoothed(eigenvalues: torch.Tensor, grid: torch.Tensor, width: float) -> torch.Tensor:
