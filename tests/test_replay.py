@@ -247,3 +247,10 @@ def test_on_a_gpu_a_look_from_the_host_is_not_recorded_and_does_no_harm():
     assert len(recordings) == 0
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.rand(2, device="cuda").isfinite().all()
+
+
+@pytest.mark.parametrize(("free", "room"), [(13, True), (11, False)])
+def test_there_is_room_where_half_of_what_the_process_may_take_is_free(monkeypatch, free, room):
+    monkeypatch.setattr(replay, "whole_memory", lambda device: 24.0)  # its share, of a larger device
+    monkeypatch.setattr(replay, "free_memory", lambda device: float(free))
+    assert replay._has_room(torch.device("cuda")) is room

@@ -194,7 +194,8 @@ def test_a_seed_that_leaps_does_not_blur_the_others():
 def test_momentum_moves_the_bound():
     rows = [row | {"momentum": 0.9} for row in descent(0, [1.0, 36.0, 36.0], 0.0)]
     found = stability_claims.claims(rows)
-    assert [(claim.verdict, claim.ours) for claim in found] == [("holds", True), ("refuted", True)]  # 38, not 20
+    assert [claim.verdict for claim in found] == ["holds", "refuted", "holds", "holds"]  # 38, not 20
+    assert all(claim.ours for claim in found)
 
 
 @pytest.mark.parametrize(("top", "verdicts"), [(40.0, ["holds"] * 2), (1e5, ["refuted"] * 2)])

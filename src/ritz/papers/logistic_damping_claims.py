@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..results import Estimate, from_samples
+from ..results import Estimate
 from .base import Claim
 from .logistic_damping import CLASSES, MEANING, Reference, Run
-from .over_seeds import geometric_mean
+from .over_seeds import geometric_mean, mean
 
 Results = Mapping[str, Sequence[Run]]  # by data set
 Key = tuple[Any, ...]
@@ -151,7 +151,7 @@ def reference_claims(references: Mapping[str, Sequence[Reference]]) -> dict[Key,
             found[dataset, "equation 9", after, damping] = Claim(
                 paper=PAPER, where="equation 9", text=f"{dataset}: after {after} steps of gradient descent the step at "
                 f"damping {damping:g} is that of the 50 largest eigenpairs: |difference| / |step|", expected=0.0,
-                tolerance=SAME_STEP, measured=from_samples("distance", distances, convention="mean over seeds"),
+                tolerance=SAME_STEP, measured=mean(distances.tolist()),
                 evidence=f"{min(counts)} to {max(counts)} of the 50 Ritz pairs have converged to 1e-6 of lambda_1",
             )  # fmt: skip
     return found
@@ -367,7 +367,7 @@ def _signed(where: str, text: str, change: Tensor) -> Claim:
 
 
 def _mean(change: Tensor) -> Estimate:
-    return from_samples("change", change, convention="percentage points, mean over seeds of differences at equal seed")
+    return mean(change.tolist(), convention="percentage points, mean over seeds of differences at equal seed")
 
 
 def _seen(change: Tensor) -> str:

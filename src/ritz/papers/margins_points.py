@@ -19,9 +19,10 @@ from ..measures.margins.summaries import sample_aceht, sample_margin_bound, samp
 from ..measures.outputs import Outputs, sample_outputs
 from ..measures.study.correlation import pearson, without_outliers
 from ..measures.study.resampling import ranks
-from ..results import Estimate, from_samples
+from ..results import Estimate
 from ..risk import Risk
 from ..space import random_permutation
+from . import over_seeds
 from .data.images import Data, load_images
 from .experiment import Setting
 
@@ -138,10 +139,8 @@ def mean(name: str, values: Sequence[float]) -> Estimate:
         >>> mean("r", [0.9, float("nan"), 0.8]).value
         0.85
     """
-    known = torch.tensor([value for value in values if not math.isnan(value)], dtype=torch.float64)
-    if not len(known):
-        return Estimate(name=name, value=math.nan, stderr=math.nan, convention="no seed has one")
-    return from_samples(name, known, convention=f"mean over {len(known)} seeds")
+    known = [value for value in values if not math.isnan(value)]
+    return over_seeds.mean(known, name=name, convention=f"mean over {len(known)} seeds")
 
 
 def paired(rows: Sequence[Mapping[str, Any]], key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Tensor:

@@ -118,7 +118,7 @@ def _whole(own: Sequence[Row]) -> list[Claim]:
     if momentum:
         peaks = geometric_mean([peak(row) * row["rate"] / 2 for row in own])
         text = f"{name}: largest lambda_1 / (2 / a) is at most 1, as if there were no momentum"
-        return [*found, at_most(text=text, measured=peaks, ours=True, evidence=seen)]
+        found.append(at_most(text=text, measured=peaks, ours=True, evidence=seen))
     return [
         *found,
         at_most(

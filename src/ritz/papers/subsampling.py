@@ -41,7 +41,6 @@ MATRICES = {"H": Hessian, "G": GGN}
 SAME = 0.05  # traces that differ by 5 % agree
 LAW = 0.1  # the law of squares is met to 10 %
 DRAWN = 128  # the batch of figure 2
-CORRECTIONS = ("two moments", "1 / B", "1 / (B + b)")  # those that are judged
 LEVELS = (1e-2, 1e-3, 1e-4)  # shifts of the log-determinant, of lambda_1
 SEED = "seed 002"
 
@@ -217,7 +216,7 @@ def _one_batch(own: Sequence[Mapping[str, Any]], seen: str) -> list[Claim]:
 def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """What a sub-sample gives as it is; and, as questions of ours, what is left of its error after each correction.
 
-    "Isotropic noise" is not judged: it is the first term of a series in X / d, which is far from small at these d.
+    "Isotropic noise" is the first term of a series in X / d, which is far from small at these d: it does not help here.
     """
     size, level, dim = (own[0][key] for key in ("size", "level", "dim"))
     truth = ", ".join(format(row["truth"], ".4g") for row in own)
@@ -225,7 +224,7 @@ def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
         f"{len(own)} networks of {dim:,} parameters, {len(own[0]['errors']['none'])} sub-samples each out of "
         f"{own[0]['images']:,} images; log |G / d + I| = {truth}"
     )
-    errors = {name: _pooled(own, partial(_relative, name)) for name in ("none", *CORRECTIONS)}
+    errors = {name: _pooled(own, partial(_relative, name)) for name in subsampling_logdet.METHODS}
     what = f"d = {level:g} lambda_1, sub-samples of {size}"
     found = [
         Claim(
@@ -234,7 +233,7 @@ def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
             evidence=f"{seen}. It errs downwards",
         )
     ]  # fmt: skip
-    for name in CORRECTIONS:
+    for name in subsampling_logdet.METHODS[1:]:
         before, after = (_pooled(own, partial(_sizes, which)) for which in ("none", name))
         left = derived("what is left", lambda x, y: x / y, after, before)
         found.append(
