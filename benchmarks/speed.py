@@ -4,6 +4,8 @@
     python benchmarks/speed.py products --device cuda --compile --prepare 5 --only vgg16_bn --precisions tf32
     python benchmarks/speed.py spectrum --device cuda --compile     and traces, sample_traces, steps, measure, first,
                                                                     scaling
+    python benchmarks/speed.py products --device cuda --compile --prepare 5 --ahead build/ahead.json ...
+                                                                    compiles alone: then --ahead build/ahead.json
     python benchmarks/speed.py --page benchmarks/results docs       speed.md and speed.png, from the files
 
 Tools take turns in each round of one run, three rounds at least, and are told in gradients of the same batch in the
@@ -77,12 +79,14 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> Path:
-    """One suite, written to one file."""
+    """One suite, written to one file; or what it needs compiled ahead, and what that took."""
     begin = time.perf_counter()
     args.left = lambda: args.budget - (time.perf_counter() - begin)
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
     args.prepared = _prepared(args)
+    if args.ahead and args.prepare:
+        return _kept_ahead(args.ahead, args.prepared)
     names = (*QUICK, "only", "tools", "matrices", "device", "compile", "check", "threads")
     about = {
         "suite": args.suite,
@@ -109,7 +113,9 @@ def run(args: argparse.Namespace) -> Path:
 
 
 def _prepared(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What was compiled ahead, where that was asked for."""
+    """What was compiled ahead, where that was asked for, or was by an earlier call."""
+    if args.ahead and not args.prepare:
+        return json.loads(args.ahead.read_text(encoding="utf8"))  # type: ignore[no-any-return]
     if not args.prepare or args.suite not in ("products", "spectrum", "measure"):
         return None
     if args.suite == "products":
@@ -118,6 +124,15 @@ def _prepared(args: argparse.Namespace) -> dict[str, Any] | None:
         wanted = [(name, args.precisions[-1], "Hessian", WIDTH) for name in args.problems]
         jobs = [job for job in jobs_of(args, wanted) if job["tool"] == COMPILED]
     return prepare(jobs, args.prepare, min(args.patience, args.left()))
+
+
+def _kept_ahead(target: Path, took: dict[str, Any]) -> Path:
+    """What was compiled ahead, added to that of calls before it."""
+    if target.exists():
+        before = json.loads(target.read_text(encoding="utf8"))
+        took = took | {"seconds": before["seconds"] + took["seconds"], "jobs": before["jobs"] + took["jobs"]}
+    write_text(target, json.dumps(took, indent=1) + "\n")
+    return target
 
 
 def _keeper(target: Path, about: dict[str, Any]) -> Callable[..., None]:
@@ -163,6 +178,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="of a CPU: 1, and 2 for sample_traces, unless said")
     parser.add_argument("--compile", action="store_true", help="compiled products too, tens of seconds for each")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile ahead, by so many processes")
+    parser.add_argument("--ahead", type=Path, metavar="FILE", help="what --prepare took: with it added to, else read")
     parser.add_argument("--no-check", dest="check", action="store_false", help="spare the product in float64")
     parser.add_argument("--peers", type=Path, action="append", default=[], help="folder of packages not installed")
     parser.add_argument("--commit", help="of the code, where git cannot say")

@@ -251,6 +251,17 @@ def test_each_suite_compiles_ahead_what_it_will_multiply_with(speed, ask, monkey
     assert [(job["matrix"], job["k"]) for job in asked] == [("Hessian", 8)]
 
 
+def test_what_one_call_compiled_ahead_another_one_times(speed, ask, monkeypatch, tmp_path):
+    took = {"workers": 2, "seconds": 3.0, "jobs": [{"problem": "tiny", "first": 1.0, "failed": ""}]}
+    monkeypatch.setattr(speed, "prepare", lambda *_: took)
+    case = ("products", "--only", "tiny/GGN/1", "--ahead", str(tmp_path / "ahead.json"))
+    assert speed.run(ask(*case, "--prepare", "2")) == tmp_path / "ahead.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["ahead.json"]
+    speed.run(ask(*case, "--prepare", "2"))
+    prepared = written(speed.run(ask(*case)))["prepared"]
+    assert (prepared["seconds"], prepared["jobs"]) == (6.0, 2 * took["jobs"])
+
+
 def test_a_worker_calls_a_product_until_it_is_compiled(part, lowered):
     job = {"problem": "tiny", "precision": "float32", "device": "cpu", "batch_size": 4, "tool": "ritz, compiled"}
     found = part("prepare").compile_one({**job, "matrix": "Hessian", "k": 2})
