@@ -56,7 +56,7 @@ ALLOWED = {
     "modes": "errors space batches",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
-    "walks": "errors memory comm reducers batches shares sharded weights diagnoses",
+    "walks": "errors memory comm reducers batches shares sharded weights diagnoses replay",
     "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes diagnoses soundness "
     "weights walks",
     "linearity": "errors batches layers risk",

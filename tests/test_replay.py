@@ -99,6 +99,20 @@ def test_a_function_that_cannot_be_recorded_is_run_as_it_is(monkeypatch):
     assert len(recordings) == 0
 
 
+def test_what_is_let_go_of_is_freed_and_not_recorded_again():
+    recordings, fn = Recordings(), doubled([])
+    for _ in range(2):
+        recordings.run("twice", fn, [torch.ones(1)])
+    gone = weakref.ref(fn)
+    assert recordings.let_go()
+    del fn
+    gc.collect()
+    assert gone() is None
+    for _ in range(3):
+        assert recordings.run("twice", doubled([]), [torch.ones(1)])[0].item() == 2
+    assert len(recordings) == 0
+
+
 def test_a_copy_starts_without_recordings():
     recordings = Recordings(most=3)
     for _ in range(2):

@@ -98,6 +98,25 @@ class Recordings:
         """
         self._kept.pop(_whole(key, inputs), None)
 
+    def let_go(self) -> bool:
+        """Give the memory of all recordings back: what they are of is run as it is from here on.
+
+        Returns:
+            Whether there was any.
+
+        Example:
+            >>> recordings, x = Recordings(), torch.ones(1)
+            >>> for _ in range(2):
+            ...     _ = recordings.run("same", lambda x: (x,), [x])
+            >>> recordings.let_go(), recordings.let_go()
+            (True, False)
+        """
+        held = [key for key, made in self._kept.items() if made is not None]
+        for key in held:
+            del self._kept[key]
+            self._refuse(key)
+        return bool(held)
+
     def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Recorded] | None:
         own = [x.detach().clone() for x in inputs]
         try:

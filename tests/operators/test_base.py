@@ -212,3 +212,25 @@ def test_where_memory_runs_out_fewer_vectors_are_taken_at_once_and_that_is_said(
     assert max(seen[2:]) == 2  # learnt, and not tried again
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"out of memory: vectors are now taken {number} at a time" for number in (4, 2)]
+
+
+@pytest.mark.parametrize("room", [8, 1])
+def test_what_was_recorded_is_let_go_of_before_fewer_vectors_are_taken(room):
+    seen = []
+
+    class Hungry(ritz.GGN):
+        def _batch_rows(self, params, batch, rows):
+            seen.append(len(rows))
+            if len(rows) + len(self.risk.recordings) > room:
+                raise torch.OutOfMemoryError("too much")
+            return super()._batch_rows(params, batch, rows)
+
+    risk = cases.problem("mlp_relu").risk(plan=ritz.Plan(replay=True))
+    G, V = ritz.GGN(risk), torch.randn(risk.dim, room)
+    truth = G @ V
+    G @ V[:, :1], G @ V[:, :1]
+    assert len(risk.recordings) > 0
+    seen.clear()
+    torch.testing.assert_close(Hungry(risk) @ V, truth)
+    assert set(seen) == {room}
+    assert len(risk.recordings) == 0

@@ -225,7 +225,8 @@ class RiskOperator(Operator):
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
 
-        Where memory runs out the chunks are halved, down to one vector; after that the risk takes the batch in pieces.
+        Where memory runs out recordings are let go of, then the chunks are halved, down to one vector; after that the
+        risk takes the batch in pieces.
         """
         while True:
             chunk = min(self._chunk, len(rows))
@@ -233,10 +234,13 @@ class RiskOperator(Operator):
                 parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
                 return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
             except RuntimeError as error:
-                if chunk == 1 or not is_shortage(error):
+                if not is_shortage(error) or (chunk == 1 and not len(self.risk.recordings)):
                     raise
-            self._chunk = chunk // 2  # outside the except block, whose traceback would hold the memory
-            log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
+            if self.risk.recordings.let_go():  # outside the except block, whose traceback would hold the memory
+                log.warning("out of memory: what was recorded is now run as it is")
+            else:
+                self._chunk = chunk // 2
+                log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
             make_room(self.device)
 
     def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
