@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ritz.replay import _Recording
+
 
 class _Tape(TorchDispatchMode):
     """Every operation, with its tensors as they lie in memory."""
@@ -30,7 +32,7 @@ class _Tape(TorchDispatchMode):
                     place.copy_(new)
 
 
-def taped(fn: Callable[..., Any], own: list[Tensor]) -> Callable[[], Any]:
+def taped(fn: Callable[..., Any], own: list[Tensor]) -> _Recording:
     """In the place of `ritz.replay._recorded`: what is neither an input nor at its old place stays as it was."""
     with _Tape() as tape:
         results = fn(*own)
@@ -39,4 +41,4 @@ def taped(fn: Callable[..., Any], own: list[Tensor]) -> Callable[[], Any]:
         tape.play()
         return results
 
-    return play
+    return _Recording(own, play)

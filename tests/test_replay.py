@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -263,8 +264,37 @@ def test_on_a_gpu_a_look_from_the_host_is_not_recorded_and_does_no_harm():
     assert torch.rand(2, device="cuda").isfinite().all()
 
 
-@pytest.mark.parametrize(("free", "room"), [(13, True), (11, False)])
-def test_there_is_room_where_half_of_what_the_process_may_take_is_free(monkeypatch, free, room):
+@pytest.mark.parametrize(("free", "held", "room"), [(13, 0, True), (11, 0, False), (23, 10, True), (23, 12, False)])
+def test_there_is_room_where_half_of_what_the_process_may_take_is_free(monkeypatch, free, held, room):
     monkeypatch.setattr(replay, "whole_memory", lambda device: 24.0)  # its share, of a larger device
     monkeypatch.setattr(replay, "free_memory", lambda device: float(free))
-    assert replay._has_room(torch.device("cuda")) is room
+    assert replay._has_room(torch.device("cuda"), held) is room
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [((5, 6), 2), ((5, 8), 1), ((13, 5), 1)])
+def test_what_recordings_hold_is_counted_and_one_that_leaves_too_little_is_not_kept(monkeypatch, sizes, kept):
+    """24 bytes of memory in all: twelve must stay free."""
+    plain, left = replay._recorded, iter(sizes)
+    monkeypatch.setattr(replay, "_has_room", lambda device, held: 24 - held >= 12)
+    monkeypatch.setattr(replay, "_recorded", lambda fn, own: replace(plain(fn, own), size=next(left)))
+    recordings = Recordings()
+    for key in "aabbab":
+        assert recordings.run(key, doubled([]), [torch.ones(1)])[0].item() == 2.0
+    assert (len(recordings), recordings.size) == (kept, sum(sizes) if kept == 2 else 5)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_recording_holds_the_memory_of_its_function_until_it_is_let_go_of():
+    recordings, x = Recordings(), torch.ones(1 << 20, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):  # one intermediate result of 256 MiB
+        (y,) = recordings.run("wide", lambda x: (x.expand(64, -1).clone().sum(0),), [x])
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved() - before
+    assert y[0].item() == 64
+    assert 1 << 28 <= recordings.size <= held
+    recordings.let_go()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 1 << 26

@@ -12,6 +12,7 @@ import logging
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
@@ -23,16 +24,25 @@ from .memory import free_memory, whole_memory
 log = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
-_Recorded = Callable[[], tuple[Tensor, ...]]  # reads and writes tensors of its own
+_Replay = Callable[[], tuple[Tensor, ...]]
 _REMEMBERED = 256  # functions that are not to be recorded
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A recorded function."""
+
+    own: list[Tensor]  # what it reads
+    replay: _Replay
+    size: float = 0.0  # bytes of the device that it holds, whether it runs or not
 
 
 class Recordings:
     """Functions of tensors by key; a function is recorded when its key comes for the second time.
 
     The first call runs the function as it is: libraries choose their algorithms then, and what is asked for once is not
-    worth a recording. Where recording fails, as with a function that reads a number from the device, or memory does,
-    the function is run as it is from then on.
+    worth a recording. Where recording fails, as with a function that reads a number from the device, or would leave
+    less than half of the device's memory for everything else, the function is run as it is from then on.
 
     Args:
         most: Recordings that are kept, the ones used last; each holds the memory of its intermediate results. One that
@@ -48,7 +58,7 @@ class Recordings:
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
-        self._kept: OrderedDict[Hashable, tuple[list[Tensor], _Recorded] | None] = OrderedDict()  # None: seen once
+        self._kept: OrderedDict[Hashable, _Recording | None] = OrderedDict()  # None: seen once
         self._refused: dict[Hashable, None] = {}  # the last of them
 
     def __len__(self) -> int:
@@ -79,10 +89,9 @@ class Recordings:
             made = self._record(key, fn, inputs)
             if made is None:
                 return fn(*inputs)
-        own, recorded = made
         with torch.no_grad():  # an input's graph is not the recording's
-            torch._foreach_copy_(own, list(inputs))
-        results = recorded()
+            torch._foreach_copy_(made.own, list(inputs))
+        results = made.replay()
         return results if lend else _copied(results)
 
     def forget(self, key: Hashable, inputs: Sequence[Tensor]) -> None:
@@ -117,13 +126,21 @@ class Recordings:
             self._refuse(key)
         return bool(held)
 
-    def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Recorded] | None:
+    @property
+    def size(self) -> float:
+        """Bytes of the device that all of them hold."""
+        return sum(made.size for made in self._kept.values() if made is not None)
+
+    def _record(self, key: Hashable, fn: Function, inputs: Sequence[Tensor]) -> _Recording | None:
         own = [x.detach().clone() for x in inputs]
+        device = own[0].device
         try:
-            if not _has_room(own[0].device):
+            if not _has_room(device, self.size):
                 raise RuntimeError("less than half of the device's memory is free")
-            with _same_draws(own[0].device):
-                made = own, _recorded(fn, own)
+            with _same_draws(device):
+                made = _recorded(fn, own)
+            if not _has_room(device, self.size + made.size):
+                raise RuntimeError(f"it would hold {made.size / 2**30:.3g} GiB, and leave less than half of the memory")
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             log.info("not recorded, run as it is: %s", str(error).splitlines()[0][:200])
             self._refuse(key)
@@ -132,7 +149,7 @@ class Recordings:
         self._keep(key, made)
         return made
 
-    def _keep(self, key: Hashable, made: tuple[list[Tensor], _Recorded] | None) -> None:
+    def _keep(self, key: Hashable, made: _Recording | None) -> None:
         self._kept[key] = made
         while len(self._kept) > max(self.most, 1) * 4 or len(self) > self.most:
             old, pushed = self._kept.popitem(last=False)
@@ -157,11 +174,12 @@ def _whole(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
     return key, *((x.shape, x.dtype, x.device) for x in inputs), switches()
 
 
-def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
+def _recorded(fn: Function, own: list[Tensor]) -> _Recording:
     """The function of these very tensors, as a graph; on a CPU, which needs none, as it is."""
     if own[0].device.type != "cuda":
-        return lambda: fn(*own)
+        return _Recording(own, lambda: fn(*own))
     with torch.cuda.device(own[0].device):
+        before = _reserved()
         current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(current)
         with torch.cuda.stream(aside):  # once before, so that nothing is made for the first time while recording
@@ -176,12 +194,19 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recorded:
             with torch.cuda.graph(torch.cuda.CUDAGraph()):  # and the generator waiting for a recording to end
                 own[0].clone()
             raise
+        size = _reserved() - before
 
     def replay() -> tuple[Tensor, ...]:
         graph.replay()
         return results
 
-    return replay
+    return _Recording(own, replay, size)
+
+
+def _reserved() -> int:
+    """Bytes that torch holds on the current GPU when it has given back all it can, memory of recordings apart."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 @contextlib.contextmanager
@@ -209,12 +234,15 @@ def _copied(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(x.clone() for x in tensors)
 
 
-def _has_room(device: torch.device) -> bool:
-    """Whether half of the device's memory that this process may take is free, what torch keeps at hand counted in."""
+def _has_room(device: torch.device, held: float) -> bool:
+    """Whether half of the device's memory that this process may take is free.
+
+    What torch keeps at hand is counted in, but for the bytes that recordings `held`, which are theirs alone.
+    """
     if device.type != "cuda":
         return True
     free = free_memory(device)
-    return free is not None and free > whole_memory(device) / 2
+    return free is not None and free - held > whole_memory(device) / 2
 
 
 def switches() -> tuple[Hashable, ...]:
