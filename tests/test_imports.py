@@ -44,7 +44,9 @@ ALLOWED = {
     "checkpoint": "errors reading files locks storage comm stopping",
     "runs": "errors provenance nonfinite reading schema files storage tables loggers",
     "replay": "errors memory",
-    "compilation": "errors replay",
+    "held": "errors replay",
+    "partition": "errors",
+    "compilation": "errors replay partition",
     "convolutions": "errors",
     "plan": RESULTS,
     "losses": "errors space",
@@ -56,9 +58,9 @@ ALLOWED = {
     "modes": "errors space batches",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
-    "walks": "errors memory comm reducers batches shares sharded weights diagnoses replay",
-    "risk": f"{RESULTS} comm reducers space replay plan losses layers batches shares sharded modes diagnoses soundness "
-    "weights walks",
+    "walks": "errors memory comm reducers batches shares sharded weights diagnoses",
+    "risk": f"{RESULTS} comm reducers space replay held plan losses layers batches shares sharded modes diagnoses "
+    "soundness weights walks",
     "linearity": "errors batches layers risk",
     "operators": f"{RESULTS} memory comm reducers space replay compilation convolutions plan losses layers batches "
     "risk",

@@ -11,7 +11,6 @@ from ritz.batches import Batches
 from ritz.comm import SELF
 from ritz.memory import NoRoomError
 from ritz.reducers import Concat, Mean
-from ritz.replay import Recordings
 from ritz.walks import fold, pieces
 
 VALUES = torch.arange(1.0, 11.0)
@@ -21,7 +20,7 @@ def walked(splittable=True, piece=None, batch_size=4):
     """Ten samples in batches of 4, 4 and 2."""
     device = torch.device("cpu")
     return SimpleNamespace(
-        world=SELF, device=device, splittable=splittable, _piece=piece, _sharded=None, recordings=Recordings(),
+        world=SELF, device=device, splittable=splittable, _piece=piece, _sharded=None, let_go=lambda: False,
         batches=Batches((VALUES[:, None], VALUES), batch_size=batch_size, device=device, dtype=None),
         params=lambda: {"scale": torch.tensor(2.0)}, session=contextlib.nullcontext,
     )  # fmt: skip
@@ -67,20 +66,16 @@ def test_a_walk_goes_on_in_the_pieces_that_fitted_and_the_result_is_in_the_order
     assert len(caplog.records) == 1
 
 
-def test_what_was_recorded_is_let_go_of_before_a_batch_is_cut(caplog):
-    risk, sizes = walked(), []
-    for _ in range(2):
-        risk.recordings.run("product", lambda x: (x,), [VALUES])
+def test_what_is_held_for_speed_is_let_go_of_before_a_batch_is_cut():
+    risk, sizes, held = walked(), [], ["recording"]
+    risk.let_go = lambda: bool(held and held.pop())
 
     def work(batch):  # room for four samples, or for three beside a recording
-        return fitting(4 - len(risk.recordings), sizes)(batch)
+        return fitting(4 - len(held), sizes)(batch)
 
     assert torch.equal(fold(risk, lambda params, batch: work(batch), Concat()), VALUES)
     assert sizes == [4, 4, 4, 2]
     assert risk._piece is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "out of memory: what was recorded is now run as it is"
-    ]
 
 
 def test_one_sample_that_does_not_fit_is_refused_and_one_at_a_time_is_remembered():

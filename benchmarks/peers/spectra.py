@@ -179,7 +179,8 @@ def _ritz_run(args: argparse.Namespace, H: ritz.Hessian, truth: Truth) -> tuple[
     values = accuracy.read_spectrum(found, truth)[0]
     row = {
         "suite": "spectrum", "case": "", "tool": "ritz.spectrum", "seconds": whole, "probes": 8,
-        "products": found.products, "each": spent / found.products, "share of the rest": 1 - spent / whole, "failed": "", "memory given": MEMORY,
+        "products": found.products, "each": spent / found.products, "share of the rest": 1 - spent / whole,
+        "failed": "", "memory given": MEMORY,
         **{f"{what}, error": abs(value - 1) for what, value in values.items()}, "locked": len(found.head),
         "peak": torch.cuda.max_memory_allocated() if args.device == "cuda" else None,
         "reserved": torch.cuda.max_memory_reserved() if args.device == "cuda" else None, "truth": vars(truth),

@@ -18,12 +18,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .partition import partition
 from .replay import Recordings, multiplies_in_tf32
 
 log = logging.getLogger(__name__)
@@ -41,21 +42,26 @@ WAITS = 0.2  # of the seconds of a call: a host that takes more to start it keep
 AGREE_TF32 = 1e-2  # where float32 is multiplied with ten bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Compiled:
     """A compiled function.
 
     Attributes:
-        function: Tensors to tensors.
+        function: Tensors to tensors, those that `shared` gives at the end.
         waits: Whether the device waits for the host in it, so that a recording pays; one holds all memory that the
             function needs, whether it runs or not.
+        shared: What does not depend on the first input, by all others; None where it is not computed apart.
     """
 
     function: Callable[..., Any]
-    waits: bool
+    waits: bool = False
+    shared: Callable[..., Any] | None = None
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.function(*inputs))
+    def __call__(self, *inputs: Tensor, kept: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Of all inputs; `kept` is what `shared` gave of all but the first, where it is known."""
+        if self.shared is not None and kept is None:
+            kept = self.shared(*inputs[1:])
+        return tuple(self.function(*inputs, *(kept or ())))
 
 
 @dataclass
@@ -134,6 +140,7 @@ class Compilations:
         inputs: Sequence[Tensor],
         prospect: Prospect | None = None,
         exact: Callable[[], tuple[Tensor, ...]] | None = None,
+        keeps: Callable[[int], bool] | None = None,
     ) -> Compiled | tuple[Tensor, ...]:
         """The compiled function where there is one, else the results of `eager`.
 
@@ -145,6 +152,8 @@ class Compilations:
             prospect: On which "auto" decides; None compiles at once.
             exact: The results in float64, or the first rows of them, asked for where compiled ones are far from
                 those of `eager`: they may be as near to it as these are.
+            keeps: Whether so many bytes, of what does not depend on the first input, would be kept between calls: it
+                is compiled apart then. None where nothing is.
         """
         state = self._known.setdefault(key, _State())
         if state.compiled is not None:
@@ -158,7 +167,7 @@ class Compilations:
             state.seconds = min(clock(device) - begin, state.seconds or math.inf)
         state.calls += 1
         if prospect is None or self._pays(state, prospect, traced, inputs):
-            self._compile(state, traced, inputs, results, exact, must_gain=prospect is not None)
+            self._compile(state, traced, inputs, results, exact, keeps, must_gain=prospect is not None)
         return results
 
     def run(
@@ -197,6 +206,7 @@ class Compilations:
         inputs: Sequence[Tensor],
         truth: tuple[Tensor, ...],
         exact: Callable[[], tuple[Tensor, ...]] | None,
+        keeps: Callable[[int], bool] | None,
         must_gain: bool,
     ) -> None:
         if len(self) >= self.most:
@@ -209,13 +219,14 @@ class Compilations:
         try:
             with warnings.catch_warnings():  # advice of compilers on torch's switches, which are the user's
                 warnings.simplefilter("ignore")
-                compiled = lowered(state.graph)
+                compiled = _lowered_parts(state.graph, inputs, keeps)
                 found = compiled(*inputs)
                 took = time.perf_counter() - start
                 _spoil(device)
                 again = compiled(*inputs)
+                kept = None if compiled.shared is None else compiled.shared(*inputs[1:])
                 begin = clock(device)
-                compiled(*inputs)  # a third time, since the second had to ask for memory
+                compiled(*inputs, kept=kept)  # a third time, since the second had to ask for memory
                 started = time.perf_counter() - begin
                 seconds = clock(device) - begin
         except Exception as error:  # compilers fail in ways of their own
@@ -233,7 +244,7 @@ class Compilations:
             "compiled in %.0f s: %.2g s a call, %.2g s to start it, %.1e from the function as it is",
             took, seconds, started, apart,
         )  # fmt: skip
-        state.compiled, state.graph = Compiled(compiled, waits=started > WAITS * seconds), None
+        state.compiled, state.graph = replace(compiled, waits=started > WAITS * seconds), None
 
     def _refuse(self, state: _State, reason: str, error: BaseException | None) -> None:
         """Run as it is from here on."""
@@ -277,6 +288,21 @@ def lowered(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     """A graph as what the compiler makes of it; tensors keep their sizes, so it is compiled once."""
     compiled: Callable[..., Any] = torch.compile(graph, backend=BACKEND, dynamic=False, fullgraph=True)
     return compiled
+
+
+def _lowered_parts(
+    graph: torch.fx.GraphModule, inputs: Sequence[Tensor], keeps: Callable[[int], bool] | None
+) -> Compiled:
+    """The graph compiled, what does not depend on the first input apart if it is to be kept."""
+    if keeps is not None:
+        try:
+            parts = partition(graph, inputs)
+        except Exception as error:  # an operation that cannot be taken apart from what it writes to
+            log.info("compiled whole: %s: %s", type(error).__name__, (str(error).splitlines() or [""])[0][:200])
+        else:
+            if parts.size and keeps(parts.size):
+                return Compiled(lowered(parts.own), shared=lowered(parts.shared))
+    return Compiled(lowered(graph))
 
 
 def _without_layout(graph: torch.fx.GraphModule) -> None:

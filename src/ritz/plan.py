@@ -19,7 +19,8 @@ class Plan:
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory. Unless False, an
             operator on a CPU also keeps what products of one batch share, its forward pass and gradient, up to 1 GiB
             and a quarter of the free memory, where all modules are torch.nn's or `ritz.models`' own; of few outputs
-            their derivatives too, up to half a GiB.
+            their derivatives too, up to half a GiB. On a GPU compiled products keep it, of at most sixteen batches and
+            in a quarter of the free memory.
         replay: On a GPU, record the product of a batch, or its passes in an exact trace, as a CUDA graph and replay it:
             several times faster where the host cannot keep up with a small network. Each call of the model must be the
             same sequence of operations for inputs of one shape; None records where that is known (all modules

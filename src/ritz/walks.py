@@ -1,7 +1,7 @@
 """THE loop over mini-batches: walks over the data of a risk, by one process or by ranks that share it out.
 
-Where memory runs out, recorded products are let go of; a batch that does not fit then is taken in pieces, and so are
-those after it.
+Where memory runs out, what is held for speed alone is let go of; a batch that does not fit then is taken in pieces, and
+so are those after it.
 """
 
 import logging
@@ -18,7 +18,6 @@ from .comm import World
 from .diagnoses import no_room
 from .memory import NoRoomError, is_shortage, make_room
 from .reducers import Mean, Reducer
-from .replay import Recordings
 from .sharded import ShardedModel
 from .shares import Turn, padded, turns
 from .weights import Params
@@ -29,12 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class Walked(Protocol):
-    """What a walk asks of a risk; what it changes there, for want of memory, are `_piece` and `recordings`."""
+    """What a walk asks of a risk; the one thing that it changes there is `_piece`, but for what it has let go of."""
 
     world: World
     device: torch.device  # where results are to be, also on a rank that has no batch
     batches: Batches
-    recordings: Recordings
     _sharded: ShardedModel | None
     _piece: int | None  # the most samples at a time, less once memory has run out; None for whole batches
 
@@ -47,6 +45,9 @@ class Walked(Protocol):
 
     def session(self) -> AbstractContextManager[None]:
         """The model as the risk sees it."""
+
+    def let_go(self) -> bool:
+        """Give back memory that is held for speed; whether there was any."""
 
 
 def fold(
@@ -109,10 +110,9 @@ def pieces(risk: Walked, work: Callable[[Batch], Summed], batch: Batch) -> list[
             if not is_shortage(error):
                 raise
             why = str(error).partition("\n")[0][:160]
-        held = risk.recordings.let_go()  # outside the except block, whose traceback would hold the memory
+        held = risk.let_go()  # outside the except block, whose traceback would hold the memory
         make_room(risk.device)
         if held:
-            log.warning("out of memory: what was recorded is now run as it is")
             continue
         if most == 1 or not risk.splittable:
             raise NoRoomError(no_room(work, batch, risk.splittable, why))

@@ -456,3 +456,127 @@ def test_recorded_products_are_right_on_every_network_in_float64_and_with_tensor
             for _ in range(3):
                 assert cases.relative((A @ V.to(device)).cpu().double(), wanted) < most
         assert len(A.risk.recordings) > 0
+
+
+# ------------------------------------------------------------------------------------ what vectors share, kept
+
+
+@pytest.fixture
+def keeps(monkeypatch, lowered):
+    """As on a GPU: what does not depend on the vectors is compiled apart and kept."""
+    monkeypatch.setattr(risk_operator, "KEPT_ON", ("cpu",))
+    return lowered
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("matrix", ["Hessian", "GGN"])
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_products_that_keep_what_vectors_share_are_right_on_every_network(keeps, name, matrix, replay):
+    risk = cases.problem(name).risk(plan=ritz.Plan(compile=True, route="reverse", replay=replay))
+    A = MATRICES[matrix](risk)
+    for seed in range(4):
+        V = columns(risk.dim, seed=seed)
+        assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
+    assert len(keeps) == 2  # what is shared, and the rest; the ragged batches are taken as they are
+    assert len(risk.held) > 0
+
+
+def whole(model, X, Y):
+    """The Hessian by another operator, of which nothing is kept."""
+    return ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(cache=False)))
+
+
+@pytest.fixture
+def kept():
+    """A small network and its compiled Hessian, asked for twice."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    X, Y = torch.randn(8, 3), torch.arange(8) % 3
+    H = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    for _ in range(3):
+        H @ columns(H.dim)
+    return model, X, Y, H
+
+
+def test_what_vectors_share_is_computed_once(keeps, kept):
+    *_, H = kept
+    calls = []
+    (entry,) = H.risk.held._found.values()
+    H.risk.held.find = lambda key, state, data, make, room: calls.append(key) or entry.results
+    H @ columns(H.dim, seed=5)
+    assert len(calls) == 1
+    assert len(H.risk.held) == 1
+
+
+@pytest.mark.parametrize("what", ["weight", "buffer"])
+def test_when_a_weight_or_a_buffer_moves_nothing_of_before_is_used(keeps, kept, what):
+    model, X, Y, H = kept
+    V = columns(H.dim, seed=1)
+    before = H @ V
+    (model[0].weight if what == "weight" else model[2].running_var).data.mul_(1.5)
+    torch.testing.assert_close(H @ V, whole(model, X, Y) @ V)
+    assert cases.relative(H @ V, before) > 1e-2
+
+
+def test_products_at_other_weights_within_one_walk_are_theirs(keeps, kept):
+    model, X, Y, H = kept
+    rows = columns(H.dim).T.contiguous()
+    batch = next(iter(H.risk.batches))
+    with H.risk.session():
+        params = H.risk.params()
+        moved = {name: 1.5 * p for name, p in params.items()}
+        found = [H.batch_rows(at, batch, rows)[0] / 8 for at in (params, moved, params)]
+    torch.testing.assert_close(found[0], found[2])
+    model.load_state_dict({**model.state_dict(), **moved})
+    torch.testing.assert_close(found[1], (whole(model, X, Y) @ rows.T).T)
+
+
+def test_other_data_at_the_same_weights_are_not_taken_for_these(keeps, kept):
+    model, _, Y, H = kept
+    V = columns(H.dim)
+    for seed in range(3):
+        other = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(ritz.Hessian(H.risk.on((other, Y))) @ V, whole(model, other, Y) @ V)
+
+
+def test_where_data_are_not_cached_or_too_large_to_share_nothing_is_kept(keeps, monkeypatch):
+    X, Y = torch.randn(8, 3), torch.arange(8) % 3
+    for plan, room in ((ritz.Plan(compile=True, cache=False), 1e9), (ritz.Plan(compile=True), 100.0)):
+        monkeypatch.setattr(risk_operator.RiskOperator, "_room", lambda self, room=room: room)
+        H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=plan))
+        for _ in range(3):
+            H @ columns(H.dim)
+        assert len(H.risk.held) == 0
+
+
+def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
+    *_, H = kept
+    plain, short = H._product, [True]
+
+    def product(*args):
+        if H.risk.holds and short:
+            short.clear()
+            raise torch.OutOfMemoryError("no room")
+        return plain(*args)
+
+    H._product = product
+    V = columns(H.dim, seed=2)
+    before = H._chunk
+    H @ V
+    assert (H._chunk, len(caplog.records)) == (before, 1)
+    assert "let go of" in caplog.text
+
+
+def test_a_graph_that_cannot_be_taken_apart_is_compiled_whole(keeps, monkeypatch, caplog):
+    def refuse(graph, inputs):
+        raise RuntimeError("an operation that writes")
+
+    monkeypatch.setattr(compilation, "partition", refuse)
+    X, Y = torch.randn(8, 3), torch.arange(8) % 3
+    H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    V = columns(H.dim)
+    with caplog.at_level(logging.INFO, "ritz"):
+        for _ in range(3):
+            torch.testing.assert_close(H @ V, whole(H.risk.model, X, Y) @ V)
+    assert len(keeps) == 1
+    assert "compiled whole: RuntimeError: an operation that writes" in caplog.text

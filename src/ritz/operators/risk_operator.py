@@ -18,9 +18,9 @@ from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of
 from ..compilation import Compiled, Prospect, compilations_of
 from ..errors import NonFiniteError, UnsupportedError
-from ..memory import is_shortage, make_room
+from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean
-from ..replay import switches
+from ..replay import place_of, switches
 from ..risk import Params, Risk
 from ..space import ParamSpace
 from .base import Operator
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 TIMED_WALKS = 3  # on which the seconds of a product are taken: the device is waited for
 CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster so
+KEPT_ON = ("cuda",)  # kinds of devices where what compiled products share is kept; a CPU has tapes
+FEW = 16  # batches, of which it may be
+SHARE = 0.25  # part of the free memory that it may take
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -225,8 +228,8 @@ class RiskOperator(Operator):
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
 
-        Where memory runs out recordings are let go of, then the chunks are halved, down to one vector; after that the
-        risk takes the batch in pieces.
+        Where memory runs out what is kept for speed is let go of, then the chunks are halved, down to one vector; after
+        that the risk takes the batch in pieces.
         """
         while True:
             chunk = min(self._chunk, len(rows))
@@ -234,11 +237,9 @@ class RiskOperator(Operator):
                 parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
                 return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
             except RuntimeError as error:
-                if not is_shortage(error) or (chunk == 1 and not len(self.risk.recordings)):
+                if not is_shortage(error) or (chunk == 1 and not self.risk.holds):
                     raise
-            if self.risk.recordings.let_go():  # outside the except block, whose traceback would hold the memory
-                log.warning("out of memory: what was recorded is now run as it is")
-            else:
+            if not self.risk.let_go():  # outside the except block, whose traceback would hold the memory
                 self._chunk = chunk // 2
                 log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
             make_room(self.device)
@@ -300,7 +301,10 @@ class RiskOperator(Operator):
         def exact() -> tuple[Tensor, Tensor]:  # of one vector, whose images fit where those of several do not
             return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
 
-        found = store.find(key, lambda: self._replayed(recipe, params, batch, rows), traced, inputs, prospect, exact)
+        def eager() -> tuple[Tensor, Tensor]:
+            return self._replayed(recipe, params, batch, rows)
+
+        found = store.find(key, eager, traced, inputs, prospect, exact, self._keeps(batch))
         if not isinstance(found, Compiled):
             image, weight = found
             return image, weight
@@ -308,25 +312,52 @@ class RiskOperator(Operator):
             self.risk.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
         return self._replayed((recipe, "compiled"), params, batch, rows, found)
 
-    def _recording(self, recipe: Hashable, batch: Batch) -> Hashable:
+    def _keeps(self, batch: Batch) -> Callable[[int], bool] | None:
+        """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
+        batches = -(-self.risk.num_samples // batch.size)
+        cached = self.risk.plan.cache is not False and self.risk.batches.cached
+        if not cached or batches > FEW or self.device.type not in KEPT_ON:
+            return None
+        return lambda size: batches * size <= self._room()
+
+    def _room(self) -> float:
+        """Bytes for what products share, beside what they need themselves."""
+        return SHARE * ((free_memory(self.device) or 0.0) + self.risk.held.size)
+
+    def _kept(self, compiled: Compiled, state: Sequence[Tensor], batch: Batch) -> Sequence[Tensor] | None:
+        """What the compiled products of a batch share, from the last one or computed now; None if nothing is apart."""
+        shared, data, held = compiled.shared, tensors_of(batch.data), self.risk.held
+        if shared is None:
+            return None
+        def make() -> tuple[Tensor, ...]:
+            return tuple(shared(*state, *data))
+
+        if self._keeps(batch) is None:
+            return make()
+        self.risk._once("held", lambda: held.refresh(state))
+        return held.find(compiled, state, data, make, self._room)
+
+    def _recording(self, recipe: Hashable, batch: Batch, kept: Sequence[Tensor] = ()) -> Hashable:
         """What a recorded product depends on beside vectors and data."""
-        return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data)
+        return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data), place_of(kept)
 
     def _replayed(
         self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Compiled | None = None
     ) -> tuple[Tensor, Tensor]:
         """`_batch_rows` or what it was compiled to, recorded and replayed where the plan says so."""
+        state = list({**self.risk.state(), **params}.values()) if compiled is not None else []
+        kept = None if compiled is None else self._kept(compiled, state, batch)
 
         def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
             if compiled is None:
                 return self._batch_rows(params, batch.holding(tensors), rows)
-            image, weight = compiled(rows, *{**self.risk.state(), **params}.values(), *tensors)
+            image, weight = compiled(rows, *state, *tensors, kept=kept)
             return image, weight
 
         inputs = [rows, *tensors_of(batch.data)]
         if not self.risk.replays or (compiled is not None and not compiled.waits):
             return product(*inputs)
-        image, weight = self.risk.recordings.run(self._recording(recipe, batch), product, inputs)
+        image, weight = self.risk.recordings.run(self._recording(recipe, batch, kept or ()), product, inputs)
         return image, weight
 
     def _takes_channels_last(self, state: Params, batch: Batch) -> bool:
