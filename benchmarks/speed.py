@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from peers.first import LENGTHS
 from peers.page import page, target_table, time_table
-from peers.prepare import COMPILED, FOLDER, WIDTH, jobs_of, prepare
+from peers.prepare import COMPILED, FOLDER, NOTHING_KEPT, WIDTH, jobs_of, prepare
 from peers.problems import KINDS
 from peers.products import cases
 from peers.rows import is_chosen
@@ -122,7 +122,8 @@ def _prepared(args: argparse.Namespace) -> dict[str, Any] | None:
         jobs = jobs_of(args, cases(args))
     else:
         wanted = [(name, args.precisions[-1], "Hessian", WIDTH) for name in args.problems]
-        jobs = [job for job in jobs_of(args, wanted) if job["tool"] == COMPILED]
+        plan = NOTHING_KEPT if args.suite == "spectrum" else {}
+        jobs = [{**job, "plan": plan} for job in jobs_of(args, wanted) if job["tool"] == COMPILED]
     return prepare(jobs, args.prepare, min(args.patience, args.left()))
 
 

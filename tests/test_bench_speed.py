@@ -248,7 +248,7 @@ def test_each_suite_compiles_ahead_what_it_will_multiply_with(speed, ask, monkey
     asked.clear()
     args.suite = "spectrum"
     speed._prepared(args)
-    assert [(job["matrix"], job["k"]) for job in asked] == [("Hessian", 8)]
+    assert [(job["matrix"], job["k"], job["plan"]) for job in asked] == [("Hessian", 8, {"cache": False})]
 
 
 def test_what_one_call_compiled_ahead_another_one_times(speed, ask, monkeypatch, tmp_path):

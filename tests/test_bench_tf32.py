@@ -112,3 +112,19 @@ def test_quick_form_runs_and_its_parts_add_up(tf32, tmp_path, monkeypatch, capsy
         assert row["all"][key] == pytest.approx(both, rel=0.05)
         assert row["arithmetic"][key] < 0.1 * row["choices"][key]
         assert row["same choices"][key] < 0.1 * row["weights"][key]  # it is a jump
+
+
+def test_what_the_page_says_is_in_the_file():
+    told = (ROOT / "docs/concepts.md").read_text(encoding="utf8")
+    told = told[told.index("`benchmarks/tf32.py`") : told.index("- 16-bit weights")]
+    report = json.loads((ROOT / "benchmarks/results/tf32.json").read_text(encoding="utf8"))
+    rows = {row["case"]: row for row in report["rows"]}
+    plain = rows["as it is"]
+    for part in ("all", "arithmetic", "choices", "weights", "same choices"):
+        assert f"{plain[part]['Hessian']:.2g}" in told
+    for case, part in (("softplus, average pooling", "all"), ("trained", "all"), ("no BatchNorm", "float32")):
+        assert f"{rows[case][part]['Hessian']:.2g}" in told
+    assert rows["no BatchNorm"]["float32"]["flips"] == 1
+    ten, twelve = (rows[f"32 images, {bits} bits"] for bits in (10, 12))
+    assert 1.7 < ten["all"]["Hessian"] / twelve["all"]["Hessian"] < 2.5
+    assert 3.5 < ten["arithmetic"]["Hessian"] / twelve["arithmetic"]["Hessian"] < 4.5

@@ -24,9 +24,12 @@ import torch
 import ritz
 
 COMPILED, GRADIENT = "ritz, compiled", "gradient, compiled"
-ASKED = ("problem", "precision", "device", "batch_size", "tool", "matrix", "k")  # what a job is
+ASKED = ("problem", "precision", "device", "batch_size", "tool", "matrix", "k", "plan")  # what a job is
 CALLS = 2
 WIDTH = 8  # vectors that a spectrum multiplies at a time
+NOTHING_KEPT = {
+    "cache": False
+}  # of what vectors share: over all the data, to which times are extrapolated, none has room
 FOLDER = Path("build/inductor")  # of the cache, where the environment names none
 
 Job = dict[str, Any]
@@ -173,7 +176,7 @@ def compile_one(job: Job) -> dict[str, Any]:
             if job["tool"] == GRADIENT:
                 found["first"] = _begun(tools.gradient_arms(problem, True)[GRADIENT], job["device"])
             else:
-                own = tools.ours(problem, job["matrix"], compile=True)
+                own = tools.ours(problem, job["matrix"], compile=True, **job.get("plan", {}))
                 V = tools.vectors(problem, job["k"])
                 found["first"] = _begun(lambda: own(V), job["device"])
                 found["failed"] = "" if own.way["compiled"] else "not compiled, taken as it is"

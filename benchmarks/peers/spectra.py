@@ -14,7 +14,7 @@ import ritz
 from . import accuracy, tools
 from .accuracy import GIVEN, Truth
 from .clock import Clock, Timed, at_most, free_memory, in_memory
-from .prepare import warm_up
+from .prepare import NOTHING_KEPT, warm_up
 from .problems import Problem, make
 from .rows import Report, Row, attempted, clock_of, in_time, is_peer, row_of, verdict
 
@@ -48,9 +48,9 @@ def _products(args: argparse.Namespace, problem: Problem, report: Report) -> tup
     """
     wide = tools.vectors(problem, 8)
     peers = tools.peer_arms(problem, "Hessian", ("curvlinops", "hessian_eigenthings", "pyhessian"))
-    ours = {"ritz, 8 at a time": tools.ours(problem, "Hessian", compile=False)}
+    ours = {"ritz, 8 at a time": tools.ours(problem, "Hessian", compile=False, **NOTHING_KEPT)}
     if args.compile:
-        ours["ritz, compiled, 8 at a time"] = tools.ours(problem, "Hessian", compile=True)
+        ours["ritz, compiled, 8 at a time"] = tools.ours(problem, "Hessian", compile=True, **NOTHING_KEPT)
     arms: dict[str, Callable[[], Any]] = {tool: (lambda own=own: own(wide)) for tool, own in ours.items()}
     arms |= {f"{name}, one at a time": (lambda fn=fn: fn(wide[:, :1])) for name, fn in peers.items()}
     if "curvlinops" in peers:

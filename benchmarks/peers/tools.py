@@ -120,6 +120,8 @@ def ritz_arms(problem: Problem, matrix: str, compiled: bool) -> dict[str, Ours]:
         arms["ritz, compiled"] = ours(problem, matrix, compile=True)
     if problem.batches[0][0].is_cuda:
         arms["ritz, eager"] = ours(problem, matrix, compile=False, replay=False)
+        if compiled:  # where what vectors share is kept from one product to the next
+            arms["ritz, compiled, nothing kept"] = ours(problem, matrix, compile=True, cache=False)
     else:  # where tapes are kept from one product to the next
         arms["ritz, nothing kept"] = ours(problem, matrix, compile=False, cache=False)
     if matrix == "Hessian":
