@@ -329,6 +329,7 @@ class RiskOperator(Operator):
         shared, data, held = compiled.shared, tensors_of(batch.data), self.risk.held
         if shared is None:
             return None
+
         def make() -> tuple[Tensor, ...]:
             return tuple(shared(*state, *data))
 
