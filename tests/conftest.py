@@ -39,6 +39,17 @@ def foreground() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers come from a process that has torch loaded, which else is most of their time; all others are as ever.
+
+    Tests that do not ask for this start workers as users do.
+    """
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "ritz.papers.pool"])
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets, in torchvision's layout; a test that asks for it is skipped where it is absent."""

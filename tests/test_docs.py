@@ -2,14 +2,12 @@
 
 import doctest
 import inspect
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from functools import cached_property
 from pathlib import Path
 
+import programs
 import pytest
 
 import ritz
@@ -42,12 +40,8 @@ def python_blocks(markdown: str, having: str = "") -> str:
 
 
 def run(script: Path, folder: Path) -> None:
-    """Run a program as a reader would: in a new interpreter, in an empty folder, without a screen."""
-    # one thread: on a busy machine two of them wait for each other over matrices this small
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "MPLBACKEND": "Agg"}
-    result = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
-    )
+    """Run a program as a reader would: in a process of its own, in an empty folder, without a screen."""
+    result = programs.run(folder, script)
     assert result.returncode == 0, f"{script.name} failed:\n{result.stdout}\n{result.stderr}"
 
 

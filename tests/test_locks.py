@@ -10,19 +10,27 @@ import pytest
 
 from ritz.locks import at_work, lock, owner, unlock
 
+RACERS = 6
 RACE = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from ritz.locks import lock
 
-start, path = float(sys.argv[1]), Path(sys.argv[2])
-time.sleep(max(0.0, start - time.time()))
-try:
-    lock(path, "works in")
-    print("mine", flush=True)
-    sys.stdin.read()  # alive until all have tried
-except BlockingIOError:
-    print("refused", flush=True)
+path, number = Path(sys.argv[1]), int(sys.argv[2])
+start = time.time() + 0.3
+for _ in range(number):
+    if os.fork() == 0:
+        time.sleep(max(0.0, start - time.time()))
+        try:
+            lock(path, "works in")
+            said = "mine"
+        except BlockingIOError:
+            said = "refused"
+        os.write(1, f"{os.getpid()} {said}\\n".encode())
+        sys.stdin.read()  # alive until all have tried
+        os._exit(0)
+for _ in range(number):
+    os.wait()
 """
 
 
@@ -35,19 +43,16 @@ def dead() -> int:
 
 @pytest.mark.parametrize("stale", [True, False])
 def test_of_many_processes_that_want_a_lock_one_has_it(stale, tmp_path):
-    import time
-
     path = tmp_path / "lock"
     if stale:
         path.write_text(json.dumps({"process": dead(), "machine": platform.node(), "mark": "old"}))
-    words = [sys.executable, "-c", RACE, str(time.time() + 1.0), str(path)]
-    racers = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    said = [racer.stdout.readline().strip() for racer in racers]
-    holder = owner(path)
-    for racer in racers:
-        racer.communicate(timeout=30)
-    assert sorted(said) == ["mine", *["refused"] * 5]
-    assert holder["process"] == racers[said.index("mine")].pid
+    words = [sys.executable, "-c", RACE, str(path), str(RACERS)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as race:
+        said = dict(race.stdout.readline().split() for _ in range(RACERS))  # by process
+        holder = owner(path)
+        race.communicate(timeout=30)
+    assert sorted(said.values()) == ["mine", *["refused"] * (RACERS - 1)]
+    assert said[str(holder["process"])] == "mine"
 
 
 def test_a_lock_is_that_of_this_process_until_it_is_given_back(tmp_path):

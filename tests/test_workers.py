@@ -14,6 +14,7 @@ from ritz.errors import StoppedError
 from ritz.workers import RunFailed, as_they_come, gathered, submitted
 
 
+@pytest.mark.usefixtures("forked")
 def test_all_but_what_fails_is_done_and_said_as_it_comes(tmp_path):
     """One raises, one ends without a word, one is killed and done again, one tells how far it is."""
     (tmp_path / "begun").touch()
@@ -35,6 +36,7 @@ def test_all_but_what_fails_is_done_and_said_as_it_comes(tmp_path):
     assert not torch.multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_under_way_when_the_work_is_to_stop_is_waited_for_and_nothing_more_is_begun(tmp_path):
     tasks = {"long": (cases.until_asked, (tmp_path / "begun",)), "never": (cases.says, (1,))}
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 
@@ -99,11 +100,10 @@ def test_a_checkpoint_that_has_diverged_is_named(study, state, capsys):
 def test_the_installed_command_prints_an_object_and_refuses_by_one_line(study):
     """In processes of their own, as a user has them."""
     command = [str(Path(sys.executable).parent / "ritz"), "compare", "study.py:make_risk", "--measures", "weight_norm"]
-    options = {"capture_output": True, "text": True, "timeout": 100}
-    done = subprocess.run([*command, *FILES, "--json"], **options)
+    done = subprocess.run([*command, *FILES, "--json"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0
     assert json.loads(done.stdout)["result"]["rankings"]["weight_norm"]["order"] == ["a", "b", "c"]
-    refused = subprocess.run([*command, "--weights", "a.safetensors", "x.pt"], **options)
+    refused = programs.run(study, *command, "--weights", "a.safetensors", "x.pt")
     assert refused.returncode == 2
     assert refused.stderr == "ritz compare: there are no weights at x.pt; give a .safetensors or .pt file\n"
 

@@ -80,7 +80,7 @@ def test_the_same_seed_prints_the_same_table_and_another_seed_another():
 
 
 def test_the_table_fits_a_terminal_of_80_columns(capsys):
-    found = digits.study(digits.Settings(epochs=2, num_steps=20))
+    found = digits.study(digits.Settings(epochs=2, num_steps=10, hidden=(8,)))
     demo._print(demo.Console(width=80, highlight=False), found)
     text = capsys.readouterr().out
     assert "…" not in text

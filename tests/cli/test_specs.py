@@ -22,6 +22,7 @@ SPECS = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     blocks = FENCE.findall(PAGE.read_text(encoding="utf8"))
     study, training = [text for kind, text in blocks if kind == "python"][:2]

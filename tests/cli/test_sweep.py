@@ -76,6 +76,7 @@ def wanted(study):
 # -------------------------------------------------------------------------------------------- side by side
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_find_the_bits_of_one(wanted, capfd):
     assert main([*WORDS, "--workers", "2", "--out", "two", "--json"]) == 0
     tree = json.loads(capfd.readouterr().out)
@@ -109,7 +110,7 @@ def under_way(folder):
     return len(list(folder.glob("state/*/lock"))) == 2 and any(folder.glob("state/*/Hessian-spectrum*/latest*"))
 
 
-@pytest.mark.usefixtures("foreground")
+@pytest.mark.usefixtures("foreground", "forked")
 def test_what_is_stopped_and_then_killed_goes_on_in_any_number_of_processes(study, monkeypatch, capfd):
     """The state of each solution is its own, whoever measures it."""
     for name, module in (("EVERY", checkpoint), ("code", fingerprints)):

@@ -193,7 +193,8 @@ def shares(how: str) -> tuple[Any, dict[str, Any]]:
         return (x, y), {"batch_size": 9, "mode": "train"}
     if how == "streamed":
         return DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True), {"plan": ritz.Plan(cache=False)}
-    ends = {1: [0, 23], 2: [0, 16, 23], 4: [0, 11, 11, 20, 23]}[size]  # one of four has nothing
+    # one of three, and of four, has nothing
+    ends = {1: [0, 23], 2: [0, 16, 23], 3: [0, 14, 14, 23], 4: [0, 11, 11, 20, 23]}[size]
     mine = slice(ends[rank], ends[rank + 1])
     if how == "share of tensors":
         return (x[mine], y[mine]), {"batch_size": 4, "share": True}
@@ -361,15 +362,15 @@ def curvature_noise() -> Found:
 
 
 def trained(steps: int = 5, **keywords: Any) -> Found:
-    """Weights after some steps of KFAC on batches of 8, each rank with its part of them."""
+    """Weights after some steps of KFAC on batches of 12, each rank with as many of them as any other."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     opt = ritz.optim.KFAC(wrapped, lr=0.1, damping=0.1, factor_every=2, inverse_every=3, **keywords)
-    x, y = samples(8 * steps)
+    x, y = samples(12 * steps)
     for step in range(steps):
-        own = slice(8 * step + rank * 8 // size, 8 * step + (rank + 1) * 8 // size)
+        own = slice(12 * step + rank * 12 // size, 12 * step + (rank + 1) * 12 // size)
         opt.zero_grad()
         nn.functional.cross_entropy(wrapped(x[own]), y[own]).backward()
         opt.step()

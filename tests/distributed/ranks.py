@@ -4,6 +4,7 @@ One process loads torch and the functions to be run, and forks into the ranks of
 the work. Each rank leaves in a file what its function returned.
 """
 
+import gc
 import importlib
 import os
 import pickle
@@ -92,6 +93,7 @@ def main(folder: Path) -> None:
     waves = [[Task(*fields) for fields in wave] for wave in pickle.loads((folder / "waves").read_bytes())]
     for module in {task.function.rpartition(".")[0] for wave in waves for task in wave}:
         importlib.import_module(module).warm()  # what is loaded when first used, forward mode say
+    gc.freeze()  # a fork need not look at, and so copy, what is here already
     for wave in waves:
         ranks: dict[int, tuple[Task, int]] = {}
         for task in wave:

@@ -9,6 +9,7 @@ Orders and answers are lines of JSON. An order names a job, a folder, and at mos
 """
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -109,6 +110,7 @@ def main() -> None:
     for job in jobs.JOBS:  # load what they load, so that no child need
         with tempfile.TemporaryDirectory() as folder:
             jobs.run(job, Path(folder))
+    gc.freeze()  # a fork need not look at, and so copy, what is here already
     for line in sys.stdin:
         sys.stdout.write(json.dumps(carried_out(json.loads(line))) + "\n")
         sys.stdout.flush()

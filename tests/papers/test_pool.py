@@ -81,6 +81,7 @@ def test_nothing_is_begun_when_time_is_up_but_what_is_kept_is_read(tmp_path, wor
     assert len(train_all(made, data, Setting(until=0.0), **how)) == 3  # nothing is cut that is not told to be
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_begin_nothing_either_when_time_is_up(monkeypatch):
     monkeypatch.setattr(Setting, "time_is_up", False)  # as it is when they are started
     late = Setting(workers=2, until=0.0)
@@ -122,6 +123,7 @@ def test_processes_end_as_one_does_and_read_the_data_once_each():
     assert {tuple(run.found["torch"]) for run in found.values()} == {("torch.float64", 1, precision)}
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_failure_is_told_by_name_when_the_others_are_done(tmp_path):
     """One raises; one is under way, and its process is lost when all but its last word is done; one is not begun."""
     begun, done, never = (tmp_path / name for name in ("begun", "done", "never"))
@@ -138,6 +140,7 @@ def test_a_failure_is_told_by_name_when_the_others_are_done(tmp_path):
     assert not torch.multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("forked")
 def test_where_memory_runs_out_fewer_go_on_side_by_side(tmp_path, caplog):
     a, b = tmp_path / "a", tmp_path / "b"
     tasks = {"a": (cases.crowded, (a, b)), "b": (cases.crowded, (b, a)), "c": (os.getpid, ())}
@@ -148,6 +151,7 @@ def test_where_memory_runs_out_fewer_go_on_side_by_side(tmp_path, caplog):
     assert not torch.multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("forked")
 def test_one_that_runs_out_of_memory_alone_fails(tmp_path):
     other = tmp_path / "other"
     other.touch()
@@ -155,6 +159,7 @@ def test_one_that_runs_out_of_memory_alone_fails(tmp_path):
         side_by_side({"a": (cases.crowded, (tmp_path / "a", other))}, workers=2)
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_keyboard_ends_the_workers(tmp_path):
     def interrupt():
         wait_for((tmp_path / "begun").exists)
