@@ -80,6 +80,17 @@ def test_those_not_asked_for_longest_make_room_and_one_that_does_not_fit_is_not_
     assert len(held) == 0
 
 
+def test_what_is_let_go_of_is_not_kept_again():
+    held, weights, data, calls = Held(), [torch.ones(1)], [torch.ones(4)], []
+    assert not held.let_go()  # there was nothing
+    for _ in range(2):
+        found(held, weights, data, calls=calls)
+    assert held.let_go()
+    for _ in range(2):
+        found(held, weights, data, calls=calls)
+    assert (len(calls), len(held)) == (3, 0)
+
+
 def test_a_copy_starts_with_nothing():
     held = Held()
     found(held, [torch.ones(1)], [torch.ones(4)])

@@ -37,6 +37,7 @@ class Held:
     """
 
     def __init__(self) -> None:
+        self.keeps = True
         self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._state: list[Tensor] = []  # copies
 
@@ -48,11 +49,16 @@ class Held:
         """Bytes of all results."""
         return sum(entry.size for entry in self._found.values())
 
-    def clear(self) -> bool:
-        """Give the memory back; whether there was any."""
-        had = bool(self._found)
+    def clear(self) -> None:
+        """Forget all."""
         self._found.clear()
         self._state = []
+
+    def let_go(self) -> bool:
+        """Give the memory back, and keep nothing from here on; whether there was any."""
+        had = bool(self._found)
+        self.clear()
+        self.keeps = self.keeps and not had
         return had
 
     def refresh(self, state: Sequence[Tensor]) -> None:
@@ -84,7 +90,7 @@ class Held:
             return self._found[place].results
         results = make()
         size = sum(x.numel() * x.element_size() for x in results)
-        if size <= (most := room()):
+        if self.keeps and size <= (most := room()):
             self._state = self._state or [x.clone() for x in state]
             self._found[place] = _Entry(tensors, results, size)
             while self.size > most:

@@ -201,8 +201,8 @@ class Risk:
         return len(self.recordings) + len(self.held) > 0
 
     def let_go(self) -> bool:
-        """Give that memory back; whether there was any."""
-        found = [self.recordings.let_go(), self.held.clear()]
+        """Give that memory back, and hold no more of it for the same; whether there was any."""
+        found = [self.recordings.let_go(), self.held.let_go()]
         if any(found):
             log.warning("out of memory: what was recorded, or kept for the next product, is let go of")
         return any(found)

@@ -562,9 +562,34 @@ def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
     H._product = product
     V = columns(H.dim, seed=2)
     before = H._chunk
-    H @ V
+    for _ in range(3):
+        H @ V
     assert (H._chunk, len(caplog.records)) == (before, 1)
     assert "let go of" in caplog.text
+    assert len(H.risk.held) == 0  # nor is it kept again, only to run out of memory in the next product
+
+
+def test_a_part_that_writes_to_what_is_kept_is_not_trusted(keeps, monkeypatch, caplog):
+    """As a compiler that takes memory for its own: a first product is right, and the next one is not."""
+
+    def lowered(graph):
+        def writes(*tensors):
+            found = graph(*tensors)
+            for kept in tensors[5:]:  # after vectors, weight, bias, inputs and labels
+                kept.mul_(1.1) if kept.is_floating_point() else None
+            return found
+
+        return writes
+
+    monkeypatch.setattr(compilation, "lowered", lowered)
+    X, Y = torch.randn(8, 3), torch.arange(8) % 3
+    H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    V = columns(H.dim)
+    with caplog.at_level(logging.INFO, "ritz"):
+        for _ in range(3):
+            H @ V
+    assert len(compilations_of(H.risk.recordings)) == 0
+    assert "off" in caplog.text
 
 
 def test_a_graph_that_cannot_be_taken_apart_is_compiled_whole(keeps, monkeypatch, caplog):

@@ -315,7 +315,7 @@ class RiskOperator(Operator):
     def _keeps(self, batch: Batch) -> Callable[[int], bool] | None:
         """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
         batches = -(-self.risk.num_samples // batch.size)
-        cached = self.risk.plan.cache is not False and self.risk.batches.cached
+        cached = self.risk.plan.cache is not False and self.risk.batches.cached and self.risk.held.keeps
         if not cached or batches > FEW or self.device.type not in KEPT_ON:
             return None
         return lambda size: batches * size <= self._room()
