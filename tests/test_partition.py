@@ -29,8 +29,17 @@ X, Y = torch.randn(2, 3), torch.randn(3, 4)
 def test_what_depends_on_the_other_inputs_alone_is_shared():
     parts = parts_of(lambda x, y: (x @ y.exp(), y.sum()), X, Y)
     assert operations(parts.shared) == ["aten.exp.default", "aten.sum.default"]
-    assert operations(parts.own) == ["aten.mm.default"]
+    assert operations(parts.own) == ["aten.mm.default", "aten.clone.default"]  # of the sum, which is a result as well
     assert parts.size == 8 * (12 + 1)
+
+
+def test_results_may_be_written_to():
+    parts = parts_of(lambda x, y: (x @ y, y.exp(), y), X, Y)
+    shared = parts.shared(Y)
+    for _ in range(2):
+        for result, truth in zip(parts.own(X, Y, *shared), (X @ Y, Y.exp(), Y), strict=True):
+            torch.testing.assert_close(result, truth)
+            result.zero_()
 
 
 def test_what_is_written_to_later_is_not_shared():
@@ -61,13 +70,13 @@ def test_a_copy_for_each_row_is_made_again_and_what_it_is_of_is_kept():
 
 def test_where_all_or_nothing_depends_on_the_first_input_one_part_is_empty():
     assert operations(parts_of(lambda x, y: (x.exp(), x.sum()), X, Y).shared) == []
-    assert operations(parts_of(lambda x, y: (y.exp(),), X, Y).own) == []
+    assert operations(parts_of(lambda x, y: (y.exp(),), X, Y).own) == ["aten.clone.default"]
 
 
 def test_a_constant_goes_where_it_is_needed():
     factors = torch.arange(3.0, dtype=X.dtype)
     parts = parts_of(lambda x, y: (x * factors, (factors[:, None] * y).exp()), X, Y)
-    assert operations(parts.own) == ["aten.mul.Tensor"]
+    assert operations(parts.own) == ["aten.mul.Tensor", "aten.clone.default"]
     assert parts.size == 8 * 12
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,13 @@ def partition(graph: GraphModule, inputs: Sequence[Tensor]) -> Parts:
         True
     """
     graph = _without_mutation(graph, inputs)
-    nodes = list(graph.graph.nodes)
-    given = [node for node in nodes if node.op == "placeholder"]
-    depends = {given[0], nodes[-1]}  # on the first input; what is returned counts as well
-    for node in nodes:
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    depends = {given[0]}  # on the first input
+    for node in graph.graph.nodes:
         if depends.intersection(node.all_input_nodes):
             depends.add(node)
+    depends |= _returned_apart(graph, depends)
+    nodes = list(graph.graph.nodes)
     own, kept = set(depends), set()
     for node in reversed(nodes):  # whoever needs it comes later
         if node in own:
@@ -71,6 +73,20 @@ def _without_mutation(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
     found: GraphModule = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)  # constants
     found.graph.eliminate_dead_code()
     return found
+
+
+def _returned_apart(graph: GraphModule, depends: set[Node]) -> set[Node]:
+    """The end of a graph, where what does not depend on the first input is copied: results may be written to."""
+    output = list(graph.graph.nodes)[-1]
+    known = {node: node for node in output.all_input_nodes if node in depends}
+    with graph.graph.inserting_before(output):
+        copies = {
+            node: graph.graph.call_function(torch.ops.aten.clone.default, (node,))
+            for node in output.all_input_nodes
+            if node not in depends
+        }
+    output.args = map_arg(output.args, (known | copies).__getitem__)
+    return {output, *copies.values()}
 
 
 def _is_view(node: Node) -> bool:
