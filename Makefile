@@ -29,9 +29,9 @@ help:
 demo: $(READY)
 	$(BIN)/ritz demo
 
-# Two at a time, about as long each: what runs programs (pages, examples, commands, experiments, ranks, kills) and
-# doctests, beside all other tests.
-PROGRAMS := tests/test_docs.py tests/test_pages.py tests/cli tests/papers tests/report tests/integrations \
+# Two at a time, about as long each: what runs programs (pages, examples, commands, experiments, ranks, kills),
+# optimisers and doctests, beside all other tests.
+PROGRAMS := tests/test_docs.py tests/test_pages.py tests/cli tests/papers tests/report tests/integrations tests/optim \
   tests/distributed tests/faults src/ritz
 test: $(DEV)
 	@$(BIN)/python -m pytest $(PROGRAMS) > .pytest-programs.log 2>&1 & programs=$$!; \
