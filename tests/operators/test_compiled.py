@@ -433,10 +433,24 @@ def test_on_a_gpu_compiled_products_are_right_in_float64_and_as_near_as_others_i
     for dtype, most in ((torch.float64, 1e-9), (torch.float32, 3e-2)):
         risk = problem.risk(data, dtype=dtype, plan=ritz.Plan(compile=True))
         A = MATRICES[matrix](risk)
-        for _ in range(3):
-            image = A @ V.cuda()
-        assert cases.relative(image.cpu().double(), wanted) < most
+        for _ in range(5):  # compiled, recorded, replayed
+            assert cases.relative((A @ V.cuda()).cpu().double(), wanted) < most
         assert len(compilations_of(risk.recordings)) == 1
+        assert len(risk.held) > 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_is_kept_and_recorded_goes_with_the_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)).cuda()
+    X, Y = torch.randn(8, 2, 6, 6, device="cuda"), torch.arange(8, device="cuda") % 3
+    H = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    V = columns(H.dim).cuda()
+    for _ in range(3):
+        for _ in range(4):
+            torch.testing.assert_close(H @ V, whole(model, X, Y) @ V)
+        model[0].weight.data.mul_(1.5)  # which torch does not count
+    assert len(compilations_of(H.risk.recordings)) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
