@@ -27,9 +27,8 @@ COMPILED, GRADIENT = "ritz, compiled", "gradient, compiled"
 ASKED = ("problem", "precision", "device", "batch_size", "tool", "matrix", "k", "plan")  # what a job is
 CALLS = 2
 WIDTH = 8  # vectors that a spectrum multiplies at a time
-NOTHING_KEPT = {
-    "cache": False
-}  # of what vectors share: over all the data, to which times are extrapolated, none has room
+# of what vectors share: there is no room for it over all the data, to which times are extrapolated
+NOTHING_KEPT = {"cache": False}
 FOLDER = Path("build/inductor")  # of the cache, where the environment names none
 
 Job = dict[str, Any]
