@@ -62,8 +62,8 @@ ALLOWED = {
     "risk": f"{RESULTS} comm reducers space replay held plan losses layers batches shares sharded modes diagnoses "
     "soundness weights walks",
     "linearity": "errors batches layers risk",
-    "operators": f"{RESULTS} memory comm reducers space replay compilation convolutions plan losses layers batches "
-    "risk",
+    "operators": f"{RESULTS} memory comm reducers space replay held compilation convolutions plan losses layers "
+    "batches risk",
     "fingerprints": "errors checkpoint batches risk operators",
     "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
     "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space replay plan losses layers "

@@ -68,7 +68,7 @@ class Held:
         Those that were not asked for since the last change go.
         """
         self._where = place_of(state)
-        if self._found and not _same(self._state, state):
+        if self._found and not same_values(self._state, state):
             for place in [place for place, entry in self._found.items() if not entry.fresh]:
                 del self._found[place]
             for entry in self._found.values():
@@ -123,10 +123,17 @@ class Held:
         self.__init__()  # type: ignore[misc]
 
 
-def _same(known: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    """Whether all values are; the device is waited for once."""
+def same_values(known: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    """Whether tensors have the values of others; a GPU is waited for once.
+
+    Example:
+        >>> same_values([torch.ones(2)], [torch.ones(2)]), same_values([torch.ones(2)], [torch.ones(1)])
+        (True, False)
+    """
     if len(known) != len(now) or any(
         a.shape != b.shape or a.device != b.device for a, b in zip(known, now, strict=True)
     ):
         return False
-    return not known or bool(torch.stack([(a == b).all() for a, b in zip(known, now, strict=True)]).all())
+    if all(x.device.type == "cpu" for x in known):
+        return all(map(torch.equal, known, now))
+    return bool(torch.stack([(a == b).all() for a, b in zip(known, now, strict=True)]).all())

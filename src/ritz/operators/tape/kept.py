@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from ...batches import Batch, tensors_of
+from ...held import same_values
 from ...memory import free_memory, is_shortage
 from ...replay import place_of, settings_of
 from ...risk import Params, Risk
@@ -63,17 +63,15 @@ class Tapes:
         cached = self.works and risk.device.type == "cpu" and risk.plan.cache is not False and risk.batches.cached
         keeps = cached and risk.static and not risk.dropout and not risk.replays
         settings = settings_of(risk.model.modules()) if keeps else None
-        if not (keeps and self.keeps and self._settings == settings and self._same_weights()):
+        # by their values: what is written to `weight.data` is not counted by torch
+        same = keeps and self.keeps and (not self._weights or same_values(self._weights, self._state()))
+        if not (same and self._settings == settings):
             self._forget()
             self.keeps, self._settings = keeps, settings
             self._room = min(MOST, SHARE * (free_memory(risk.device) or 0.0)) if keeps else 0.0
 
     def _state(self) -> list[Tensor]:
         return list(self.risk.state().values())
-
-    def _same_weights(self) -> bool:
-        """By their values: what is written to `weight.data` is not counted by torch."""
-        return all(map(torch.equal, self._weights, self._state()))
 
     def along(
         self, params: Params, batch: Batch, product: Callable[[Tape], T], held: Params | None = None, straight: int = 0
