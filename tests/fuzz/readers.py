@@ -351,7 +351,9 @@ def read_lock(folder: Path) -> None:
 
 
 def save_found(folder: Path) -> None:
-    (folder / pool.FOUND).write_text(json.dumps({"finish": {"call": "f"}, "found": {"loss": 1.0, "rows": [1, 2]}}))
+    run = {"stop": "finished", "steps": 3, "seconds": 1.5}
+    found = {"finish": {"call": "f"}, "run": run, "found": {"loss": 1.0, "rows": [1, 2]}}
+    (folder / pool.FOUND).write_text(json.dumps(found))
 
 
 def save_log(folder: Path) -> None:

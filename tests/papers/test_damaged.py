@@ -78,7 +78,18 @@ def test_what_a_link_leads_to_is_not_cut(folder, tmp_path):
     assert thesis.read_text() == "mine"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"finish": 1}', '{"found": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"finish": 1}',
+        '{"found": {}}',
+        '{"run": {"stop": "finished", "steps": 3, "seconds": 1.0}, "found": 3}',
+        '{"run": {"stop": "finished", "steps": "3", "seconds": 1.0}, "found": {}}',
+        '{"run": {"stop": "finished", "steps": 3}, "found": {}}',
+    ],
+)
 def test_measurements_that_are_none_are_refused(tmp_path, text):
     (tmp_path / pool.FOUND).write_text(text)
     with pytest.raises(ValueError, match=r"is damaged \(.*\); remove it, and it is measured again"):

@@ -71,6 +71,33 @@ def test_a_run_that_is_kept_is_not_made_twice_and_measured_anew_only_by_another_
     assert run()["seed-0"] == replace(first, found={})
 
 
+def test_a_run_that_was_measured_needs_its_weights_no_more(tmp_path):
+    """So that what many runs found fits into an e-mail, and goes on elsewhere."""
+    run = partial(train_all, recipes(1), cases.some_data(), Setting(runs=tmp_path), item="x")
+    first = run(finish=cases.weight_sum)["seed-0"]
+    folder = tmp_path / "x" / "seed-0"
+    for part in folder.glob("epoch-*"):
+        part.unlink()
+    assert run(finish=cases.weight_sum)["seed-0"] == first
+    assert not list(folder.glob("epoch-*"))  # it was read, and not trained again
+    again = run(finish=partial(cases.weight_sum, scale=2.0))  # which needs them
+    assert numbers(again)["seed-0"] == (numbers({"seed-0": first})["seed-0"][0], 2 * first.found["sum"])
+    assert list(folder.glob("epoch-*"))
+
+
+def test_a_measured_run_of_another_recipe_or_of_other_data_is_refused(tmp_path):
+    setting, how = Setting(runs=tmp_path), {"item": "x", "finish": cases.weight_sum}
+    train_all(recipes(1), cases.some_data(), setting, **how)
+    with pytest.raises(ValueError, match=r"folder of another run, recipe\.name is .small, 0. there"):
+        train_all({"seed-0": cases.recipe(5)}, cases.some_data(), setting, **how)
+    other = {name: (x + 1, y) for name, (x, y) in cases.some_data().items()}
+    with pytest.raises(ValueError, match="folder of another run, data"):
+        train_all(recipes(1), other, setting, **how)
+    (tmp_path / "x" / "seed-0" / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"run\.json is damaged \(it is not there\)"):
+        train_all(recipes(1), cases.some_data(), setting, **how)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_is_begun_when_time_is_up_but_what_is_kept_is_read(tmp_path, workers):
     data, made, how = cases.some_data(), recipes(3), {"item": "x", "finish": cases.weight_sum}

@@ -22,6 +22,7 @@ from torch import Tensor
 from .. import __version__
 from ..files import write_text
 from ..locks import lock, unlock
+from ..loggers import Memory, read
 from ..reading import brief, damaged, read_json, refuse_irregular
 from ..schema import fits
 from ..space import random_bits
@@ -29,6 +30,7 @@ from ..storage import load, save
 from .recipe import Recipe, describe, fingerprint
 
 FORMAT = 1
+LOG = "log.jsonl"
 ELSEWHERE = "name another folder, or remove this one"
 _KEPT = {"epoch": int, "step": int, "log_bytes": int, "seconds": float, "stop": str, "model": Mapping[str, Tensor]}
 _LOOKS = 4096  # entries of a tensor that tell it from another
@@ -65,13 +67,8 @@ class Folder:
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         self.path = Path(path)
-        own = {
-            "format": FORMAT,
-            "fingerprint": fingerprint(recipe),
-            "recipe": describe(recipe),
-            "data": {name: [_look(tensor) for tensor in pair] for name, pair in data.items()},
-        }
-        there = self._read()
+        own = _about(recipe, data)
+        there = _read(self.path)
         if there is not None:
             _refuse_other(there, own, self.path)
         elif self._checkpoints() or self.log.exists():
@@ -86,7 +83,7 @@ class Folder:
     @property
     def log(self) -> Path:
         """The file of the log."""
-        return self.path / "log.jsonl"
+        return self.path / LOG
 
     def begin(self, epoch: int, log_bytes: int, machine: str) -> None:
         """Note who goes on from here, and cut off what was logged since."""
@@ -128,14 +125,38 @@ class Folder:
     def _write(self) -> None:
         write_text(self.path / "run.json", json.dumps(self._about, indent=1) + "\n")
 
-    def _read(self) -> Any:
-        source = self.path / "run.json"
-        if not source.exists():
-            return None
-        said = read_json(source, ELSEWHERE)
-        if not fits(said, Mapping[str, Any]) or not fits(said.get("starts"), list[dict[str, Any]]):
-            damaged(source, "it does not say what is trained here", ELSEWHERE)
-        return said
+
+def log_of(path: Path, recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> Memory:
+    """What was logged in a folder of this very run, which is left as it is.
+
+    Raises:
+        ValueError: If the folder is that of another recipe, or of other data, or damaged.
+    """
+    there = _read(path)
+    if there is None:
+        damaged(path / "run.json", "it is not there", ELSEWHERE)
+    _refuse_other(there, _about(recipe, data), path)
+    return read(path / LOG)
+
+
+def _about(recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """What is trained, and on what."""
+    return {
+        "format": FORMAT,
+        "fingerprint": fingerprint(recipe),
+        "recipe": describe(recipe),
+        "data": {name: [_look(tensor) for tensor in pair] for name, pair in data.items()},
+    }
+
+
+def _read(path: Path) -> Any:
+    source = path / "run.json"
+    if not source.exists():
+        return None
+    said = read_json(source, ELSEWHERE)
+    if not fits(said, Mapping[str, Any]) or not fits(said.get("starts"), list[dict[str, Any]]):
+        damaged(source, "it does not say what is trained here", ELSEWHERE)
+    return said
 
 
 def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:

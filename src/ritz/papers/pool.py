@@ -13,7 +13,9 @@ from typing import Any
 from ..files import write_text
 from ..nonfinite import in_numbers, in_words
 from ..reading import damaged, read_json
+from ..schema import fits
 from ..workers import Task, gathered, side_by_side, submitted
+from .checkpoints import log_of
 from .experiment import Progress, Setting
 from .loop import Data, Training
 from .recipe import Recipe, describe
@@ -23,6 +25,7 @@ Finish = Callable[[Training, Recipe, Mapping[str, Data]], Mapping[str, Any]]
 
 
 FOUND = "found.json"
+_RUN = {"stop": str, "steps": int, "seconds": float}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def train_all(
     finish: Finish | None = None, progress: Progress | None = None, cut: bool = False, **options: Any,
 ) -> dict[str, Finished]:  # fmt: skip
     """Train every recipe; with `setting.runs` each run has a folder ITEM/NAME there, and is not made twice.
+
+    One that `finish` has measured is read from its log and from what was found, and its checkpoint may be removed.
 
     With `setting.workers` above 1 so many processes of this machine train side by side, each with its own copy of the
     data where the data is; with `setting.executor` every run is a job of a cluster. Recipes, `finish` and options are
@@ -129,20 +134,19 @@ def _one(
     if until is not None and time.time() >= until:
         return None
     try:
+        if folder is not None and _is_found(folder, finish):
+            rows, said = log_of(folder, recipe, data).rows, _said(folder)
+            return Finished(name, recipe.seed, **said["run"], rows=rows, found=in_numbers(said["found"]))
         done = train(recipe, data, folder=folder, **options)
-        if finish is None:
-            found: dict[str, Any] = {}
-        elif folder is not None and _is_found(folder, finish):
-            found = in_numbers(_said(folder)["found"])
-        else:
-            found = dict(finish(done, recipe, data))
-            if folder is not None:
-                text = json.dumps({"finish": describe(finish, "finish"), "found": in_words(found)}, indent=1)
-                write_text(folder / FOUND, text + "\n")
+        run: dict[str, Any] = {"stop": done.stop, "steps": done.steps, "seconds": done.seconds}
+        found = {} if finish is None else dict(finish(done, recipe, data))
+        if folder is not None and finish is not None:
+            text = json.dumps({"finish": describe(finish, "finish"), "run": run, "found": in_words(found)}, indent=1)
+            write_text(folder / FOUND, text + "\n")
     except Exception as error:
         error.add_note(f"in run {name!r}")
         raise
-    return Finished(name, recipe.seed, done.stop, done.steps, done.seconds, done.history.rows, found)
+    return Finished(name, recipe.seed, **run, rows=done.history.rows, found=found)
 
 
 def _told(recipe: Recipe) -> dict[str, Any]:
@@ -161,12 +165,14 @@ def _is_found(folder: Path | None, finish: Finish | None) -> bool:
 
 
 def _said(folder: Path) -> dict[str, Any]:
-    """What a run has left behind of its measurements."""
+    """What a run that is measured has left behind; its weights are not needed any more."""
     remedy = "remove it, and it is measured again"
     said = read_json(folder / FOUND, remedy)
-    if not isinstance(said, dict) or not isinstance(said.get("found"), dict):
+    run = said.get("run") if isinstance(said, dict) else None
+    known = isinstance(run, dict) and run.keys() == _RUN.keys() and all(fits(run[k], kind) for k, kind in _RUN.items())
+    if not known or not isinstance(said.get("found"), dict):
         damaged(folder / FOUND, "it does not say what was found", remedy)
-    return said
+    return dict(said)
 
 
 # ------------------------------------------------------------------------------------------- in other processes
