@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from ritz.held import Held
+from ritz.held import SMALL, Held, Snapshot
 
 EACH = 8 * 4  # bytes of one result
 
@@ -23,7 +23,7 @@ def found(held, weights, data, room=10 * EACH, calls=None):
             calls.append(data)
         return (weights[0] * data[0],)
 
-    return held.find("product", weights, data, make, lambda: room)[0]
+    return held.use("product", weights, data, make, lambda: room, lambda results: results)[0]
 
 
 def test_a_result_is_computed_once_for_each_batch():
@@ -130,3 +130,27 @@ def test_a_copy_starts_with_nothing():
     found(held, weights, [torch.ones(4)])
     assert len(held) == 1
     assert len(copy.deepcopy(held)) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("size", [3, SMALL])
+def test_a_snapshot_knows_values_and_nothing_else(device, size):
+    first, second = torch.arange(float(size), device=device), torch.tensor([1, 2], device=device)
+    taken = Snapshot([first, second, first[:2]])
+    assert taken.compare([first.clone(), second, first[:2]])()
+    assert not taken.compare([first, second])()
+    assert not taken.compare([first, second, first[:3]])()
+    pending = taken.compare([first, second, first[:2]])  # as of now, whatever is written before the answer
+    first.data[-1] = -1
+    assert pending()
+    assert not taken.compare([first, second, first[:2]])()
+
+
+def test_work_is_begun_with_what_is_kept_and_done_again_where_that_does_not_hold():
+    (held, weights), data, seen = begun(torch.ones(1)), [torch.ones(4)], []
+    for factor in (1.0, 1.0, 2.0):
+        weights[0].data.fill_(factor)
+        held.refresh(weights)
+        make, work = lambda: (weights[0] * data[0],), lambda results: seen.append(results[0][0].item()) or seen[-1]
+        assert held.use("product", weights, data, make, lambda: EACH, work) == factor
+    assert seen == [1, 1, 1, 2]

@@ -3,13 +3,64 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .replay import place_of
 
+T = TypeVar("T")
 Results = tuple[Tensor, ...]
+
+SMALL = 1 << 20  # entries of a tensor that is compared together with others
+
+
+class Snapshot:
+    """The values of tensors, to hold later ones against: what is written to `weight.data` is not counted by torch.
+
+    Example:
+        >>> weights = [torch.ones(2), torch.arange(3)]
+        >>> taken = Snapshot(weights)
+        >>> taken.compare(weights)()
+        True
+        >>> weights[0].data.zero_()
+        tensor([0., 0.])
+        >>> taken.compare(weights)()
+        False
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._packs = [x.clone() for x in _packs(tensors)]
+
+    def compare(self, tensors: Sequence[Tensor]) -> Callable[[], bool]:
+        """Ask whether tensors have these values; the answer is waited for when it is called for.
+
+        A GPU goes on meanwhile with whatever it is given after the question.
+        """
+        now = _packs(tensors)
+        pairs = list(zip(self._packs, now, strict=False))
+        alike = len(now) == len(self._packs) and all(a.shape == b.shape and a.device == b.device for a, b in pairs)
+        if not (alike and now and now[0].device.type == "cuda"):
+            same = alike and all(torch.equal(a, b) for a, b in pairs)
+            return lambda: same
+        answer = torch.stack([(a == b).all() for a, b in pairs]).all().to("cpu", non_blocking=True)
+        asked = torch.cuda.current_stream(now[0].device).record_event()
+
+        def waited() -> bool:
+            asked.synchronize()
+            return bool(answer)
+
+        return waited
+
+
+def _packs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Large tensors as they are, the small ones of a kind as one: a GPU is given each by a call of its own."""
+    small: dict[Hashable, list[Tensor]] = {}
+    for x in tensors:
+        if x.numel() < SMALL:
+            small.setdefault((x.dtype, x.device), []).append(x.reshape(-1))
+    return [x for x in tensors if x.numel() >= SMALL] + [torch.cat(part) for part in small.values()]
 
 
 @dataclass
@@ -30,7 +81,8 @@ class Held:
     Example:
         >>> held, weights, data = Held(), [torch.ones(1)], [torch.ones(2)]
         >>> held.refresh(weights)
-        >>> times = lambda: held.find("times", weights, data, lambda: (weights[0] * data[0],), room=lambda: 100)
+        >>> make = lambda: (weights[0] * data[0],)
+        >>> times = lambda: held.use("times", weights, data, make, lambda: 100, lambda results: results)
         >>> times() is times()
         True
         >>> weights[0].data.zero_()
@@ -43,8 +95,9 @@ class Held:
     def __init__(self) -> None:
         self.keeps = True
         self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._state: list[Tensor] = []  # copies of weights and buffers
+        self._state: Snapshot | None = None  # of weights and buffers
         self._where: Hashable = None  # those lie
+        self._same: Callable[[], bool] | None = None  # whether they still have their values, where it is not known yet
 
     def __len__(self) -> int:
         return len(self._found)
@@ -58,7 +111,7 @@ class Held:
         """Give the memory back, and keep nothing from here on; whether there was any."""
         had = bool(self._found)
         self._found.clear()
-        self._state = []
+        self._state = self._same = None
         self.keeps = self.keeps and not had
         return had
 
@@ -68,22 +121,33 @@ class Held:
         Those that were not asked for since the last change go.
         """
         self._where = place_of(state)
-        if self._found and not same_values(self._state, state):
-            for place in [place for place, entry in self._found.items() if not entry.fresh]:
-                del self._found[place]
-            for entry in self._found.values():
-                entry.fresh = False
-            self._state = []
+        self._same = self._state.compare(state) if self._found and self._state is not None else None
 
-    def find(
+    def _stands(self) -> bool:
+        """Whether weights had not changed before this walk; nothing is fresh where they had."""
+        same, self._same = self._same, None
+        if same is None or same():
+            return True
+        for place in [place for place, entry in self._found.items() if not entry.fresh]:
+            del self._found[place]
+        for entry in self._found.values():
+            entry.fresh = False
+        self._state = None
+        return False
+
+    def use(
         self,
         key: Hashable,
         state: Sequence[Tensor],
         data: Sequence[Tensor],
         make: Callable[[], Results],
         room: Callable[[], float],
-    ) -> Results:
-        """What `make` gave for these weights and this data, or gives now; kept in no more than `room` bytes in all.
+        work: Callable[[Results], T],
+    ) -> T:
+        """`work` of what `make` gave for these weights and this data, or gives now; kept in `room` bytes at most.
+
+        The work is begun before it is known whether the results still hold, so that no device waits for the answer,
+        and done again where they did not.
 
         Args:
             key: Names the function.
@@ -91,7 +155,19 @@ class Held:
             data: Of a batch.
             make: The function.
             room: How many bytes there are for all results, asked when there is one more.
+            work: With the results.
         """
+        done = work(self._find(key, state, data, make, room))
+        return done if self._stands() else work(self._find(key, state, data, make, room))
+
+    def _find(
+        self,
+        key: Hashable,
+        state: Sequence[Tensor],
+        data: Sequence[Tensor],
+        make: Callable[[], Results],
+        room: Callable[[], float],
+    ) -> Results:
         if place_of(state) != self._where:
             return make()
         tensors = [*state, *data]
@@ -101,6 +177,8 @@ class Held:
             self._found.move_to_end(place)
             if entry.fresh and entry.versions == versions:
                 return entry.results
+        if not self._stands():
+            entry = self._found.get(place)
         results = make()
         size = sum(x.numel() * x.element_size() for x in results)
         if entry is not None:
@@ -113,7 +191,7 @@ class Held:
                 self._found.popitem(last=False)
         if entry is None:
             return results
-        self._state = self._state or [x.clone() for x in state]
+        self._state = self._state or Snapshot(state)
         return entry.results
 
     def __getstate__(self) -> dict[str, object]:  # they belong to this process
@@ -121,19 +199,3 @@ class Held:
 
     def __setstate__(self, _: dict[str, object]) -> None:
         self.__init__()  # type: ignore[misc]
-
-
-def same_values(known: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    """Whether tensors have the values of others; a GPU is waited for once.
-
-    Example:
-        >>> same_values([torch.ones(2)], [torch.ones(2)]), same_values([torch.ones(2)], [torch.ones(1)])
-        (True, False)
-    """
-    if len(known) != len(now) or any(
-        a.shape != b.shape or a.device != b.device for a, b in zip(known, now, strict=True)
-    ):
-        return False
-    if all(x.device.type == "cpu" for x in known):
-        return all(map(torch.equal, known, now))
-    return bool(torch.stack([(a == b).all() for a, b in zip(known, now, strict=True)]).all())

@@ -109,9 +109,8 @@ def _checked_batch_loss(batch_loss: BatchLoss) -> BatchLoss:
 
 
 @contextlib.contextmanager
-def studied(model: nn.Module, mode: Mode, dropout: bool, device: torch.device) -> Iterator[None]:
+def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: torch.device) -> Iterator[None]:
     """Mode set, kernels differentiable twice, hooks of backward passes away; all of it and the generators put back."""
-    modules = list(model.modules())  # a walk through them takes as long as all else here
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated_rng(device=device))
         stack.enter_context(_mode(modules, mode, dropout))

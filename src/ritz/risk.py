@@ -193,7 +193,7 @@ class Risk:
     def static(self) -> bool:
         """Whether each call of model and loss is known to be the same sequence of operations: nothing is the user's."""
         known = self._caller.plain and not isinstance(self._loss, CallableLoss)
-        return known and self._once("static", lambda: is_static(self.model.modules()))
+        return known and self._once("static", lambda: is_static(self._modules()))
 
     @property
     def holds(self) -> bool:
@@ -209,7 +209,11 @@ class Risk:
 
     def settings(self) -> Hashable:
         """What the modules are set to."""
-        return self._once("settings", lambda: settings_of(self.model.modules()))
+        return self._once("settings", lambda: settings_of(self._modules()))
+
+    def _modules(self) -> list[nn.Module]:
+        """All of the model; a walk through them takes the host as long as much else of a product."""
+        return self._once("modules", lambda: list(self.model.modules()))
 
     def place(self) -> Hashable:
         """Where weights and buffers lie and what the modules are set to: what a recording depends on."""
@@ -470,8 +474,9 @@ class Risk:
     def session(self) -> Iterator[None]:
         """The model as this risk sees it: mode set, kernels differentiable twice, generators put back after."""
         outer = self._known
-        with studied(self.model, self.mode, self.dropout, self.device):
-            self._known = {} if outer is None else outer
+        modules = self._modules()
+        with studied(modules, self.mode, self.dropout, self.device):
+            self._known = {"modules": modules} if outer is None else outer
             try:
                 yield
             finally:

@@ -479,7 +479,17 @@ def test_recorded_products_are_right_on_every_network_in_float64_and_with_tensor
 def keeps(monkeypatch, lowered):
     """As on a GPU: what does not depend on the vectors is compiled apart and kept."""
     monkeypatch.setattr(risk_operator, "KEPT_ON", ("cpu",))
+    monkeypatch.setattr(risk_operator, "TOGETHER", 3)
     return lowered
+
+
+@pytest.mark.parametrize(("k", "parts"), [(1, 2), (3, 2), (4, 1)])
+def test_what_many_vectors_share_is_not_kept(keeps, k, parts):
+    H = ritz.Hessian(cases.problem("conv").risk(plan=ritz.Plan(compile=True, route="reverse")))
+    for _ in range(2):
+        H @ columns(H.dim, k)
+    assert len(keeps) == parts
+    assert (len(H.risk.held) > 0) is (parts == 2)
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -513,13 +523,15 @@ def kept():
 
 
 def test_what_vectors_share_is_computed_once(keeps, kept):
-    *_, H = kept
-    calls = []
-    (entry,) = H.risk.held._found.values()
-    H.risk.held.find = lambda key, state, data, make, room: calls.append(key) or entry.results
-    H @ columns(H.dim, seed=5)
-    assert len(calls) == 1
-    assert len(H.risk.held) == 1
+    model, *_, H = kept
+    (_, shared), calls = keeps, []
+    forward = shared.forward
+    shared.forward = lambda *inputs: calls.append(len(inputs)) or forward(*inputs)
+    for asked in (0, 1):  # once for the weights as they are, and that was before
+        for seed in range(3):
+            H @ columns(H.dim, seed=seed)
+        assert (len(calls), len(H.risk.held)) == (asked, 1)
+        model[0].weight.data.mul_(2)
 
 
 @pytest.mark.parametrize("what", ["weight", "buffer"])

@@ -33,6 +33,7 @@ TIMED_WALKS = 3  # on which the seconds of a product are taken: the device is wa
 CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster so
 KEPT_ON = ("cuda",)  # kinds of devices where what compiled products share is kept; a CPU has tapes
 FEW = 16  # batches, of which it may be
+TOGETHER = 2  # vectors at a time, at most: of the work of more it is a small part, and reading it takes as long
 SHARE = 0.25  # part of the free memory that it may take
 
 
@@ -304,19 +305,19 @@ class RiskOperator(Operator):
         def eager() -> tuple[Tensor, Tensor]:
             return self._replayed(recipe, params, batch, rows)
 
-        found = store.find(key, eager, traced, inputs, prospect, exact, self._keeps(batch))
+        found = store.find(key, eager, traced, inputs, prospect, exact, self._keeps(batch, len(rows)))
         if not isinstance(found, Compiled):
             image, weight = found
             return image, weight
         if self.risk.replays:
             self.risk.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
-        return self._replayed((recipe, "compiled"), params, batch, rows, found)
+        return self._run(found, (recipe, "compiled"), list(state.values()), batch, rows)
 
-    def _keeps(self, batch: Batch) -> Callable[[int], bool] | None:
+    def _keeps(self, batch: Batch, vectors: int) -> Callable[[int], bool] | None:
         """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
         batches = -(-self.risk.num_samples // batch.size)
         cached = self.risk.plan.cache is not False and self.risk.batches.cached and self.risk.held.keeps
-        if not cached or batches > FEW or self.device.type not in KEPT_ON:
+        if not cached or batches > FEW or vectors > TOGETHER or self.device.type not in KEPT_ON:
             return None
         return lambda size: batches * size <= self._room()
 
@@ -324,42 +325,48 @@ class RiskOperator(Operator):
         """Bytes for what products share, beside what they need themselves."""
         return SHARE * ((free_memory(self.device) or 0.0) + self.risk.held.size)
 
-    def _kept(self, compiled: Compiled, state: Sequence[Tensor], batch: Batch) -> Sequence[Tensor] | None:
-        """What the compiled products of a batch share, from the last one or computed now; None if nothing is apart."""
-        shared, data, held = compiled.shared, tensors_of(batch.data), self.risk.held
-        if shared is None:
-            return None
-
-        def make() -> tuple[Tensor, ...]:
-            return tuple(shared(*state, *data))
-
-        if self._keeps(batch) is None:
-            return make()
-        self.risk._once("held", lambda: held.refresh(state))
-        return held.find(compiled, state, data, make, self._room)
-
     def _recording(self, recipe: Hashable, batch: Batch, kept: Sequence[Tensor] = ()) -> Hashable:
         """What a recorded product depends on beside vectors and data."""
         return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data), place_of(kept)
 
-    def _replayed(
-        self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor, compiled: Compiled | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`_batch_rows` or what it was compiled to, recorded and replayed where the plan says so."""
-        state = list({**self.risk.state(), **params}.values()) if compiled is not None else []
-        kept = None if compiled is None else self._kept(compiled, state, batch)
+    def _replayed(self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`_batch_rows`, recorded and replayed where the plan says so."""
+        inputs = [rows, *tensors_of(batch.data)]
 
         def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-            if compiled is None:
-                return self._batch_rows(params, batch.holding(tensors), rows)
-            image, weight = compiled(rows, *state, *tensors, kept=kept)
+            return self._batch_rows(params, batch.holding(tensors), rows)
+
+        if not self.risk.replays:
+            return product(*inputs)
+        image, weight = self.risk.recordings.run(self._recording(recipe, batch), product, inputs)
+        return image, weight
+
+    def _run(
+        self, compiled: Compiled, recipe: Hashable, state: Sequence[Tensor], batch: Batch, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A compiled product, with what those of a batch share from the last one where that is kept."""
+        data, shared, held = tensors_of(batch.data), compiled.shared, self.risk.held
+
+        def product(kept: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            def work(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+                return compiled(rows, *state, *tensors, kept=kept)
+
+            if not (self.risk.replays and compiled.waits):
+                image, weight = work(rows, *data)
+            else:
+                image, weight = self.risk.recordings.run(self._recording(recipe, batch, kept), work, [rows, *data])
             return image, weight
 
-        inputs = [rows, *tensors_of(batch.data)]
-        if not self.risk.replays or (compiled is not None and not compiled.waits):
-            return product(*inputs)
-        image, weight = self.risk.recordings.run(self._recording(recipe, batch, kept or ()), product, inputs)
-        return image, weight
+        if shared is None:
+            return product(())
+
+        def make() -> tuple[Tensor, ...]:
+            return tuple(shared(*state, *data))
+
+        if self._keeps(batch, len(rows)) is None:
+            return product(make())
+        self.risk._once("held", lambda: held.refresh(state))
+        return held.use(compiled, state, data, make, self._room, product)
 
     def _takes_channels_last(self, state: Params, batch: Batch) -> bool:
         """Whether the model convolves images and takes them with their channels last; tried once."""

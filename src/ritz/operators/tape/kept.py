@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ...batches import Batch, tensors_of
-from ...held import same_values
+from ...held import Snapshot
 from ...memory import free_memory, is_shortage
 from ...replay import place_of, settings_of
 from ...risk import Params, Risk
@@ -54,7 +54,7 @@ class Tapes:
         self._room, self._more = 0.0, float(FACTORS)
         self._kept: dict[Hashable, Tape] = {}
         self._factored: dict[Hashable, Tape | None] = {}  # None where samples reach each other
-        self._weights: list[Tensor] = []  # copies, as of the tapes that are kept
+        self._weights: Snapshot | None = None  # as of the tapes that are kept
         self._settings: Hashable = None
 
     def refresh(self) -> None:
@@ -63,8 +63,7 @@ class Tapes:
         cached = self.works and risk.device.type == "cpu" and risk.plan.cache is not False and risk.batches.cached
         keeps = cached and risk.static and not risk.dropout and not risk.replays
         settings = settings_of(risk.model.modules()) if keeps else None
-        # by their values: what is written to `weight.data` is not counted by torch
-        same = keeps and self.keeps and (not self._weights or same_values(self._weights, self._state()))
+        same = keeps and self.keeps and (self._weights is None or self._weights.compare(self._state())())
         if not (same and self._settings == settings):
             self._forget()
             self.keeps, self._settings = keeps, settings
@@ -130,7 +129,7 @@ class Tapes:
         return self._factored[key] or tape
 
     def _remember(self) -> None:
-        self._weights = self._weights or [x.clone() for x in self._state()]
+        self._weights = self._weights or Snapshot(self._state())
 
     @staticmethod
     def _key(params: Params, batch: Batch) -> Hashable:
