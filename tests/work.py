@@ -24,6 +24,7 @@ class Work:
     batch_products: int = 0  # products of one batch, with however many vectors
     vectors: int = 0  # of these products
     looks: int = 0  # numbers read by the host, each of which waits for the device
+    sent: int = 0  # numbers of the host made tensors, which on a GPU are copied there and cannot be recorded
     moved: int = 0  # bytes that operations read and wrote, each tensor of theirs once
     peak: int = 0  # bytes made inside and alive at once
     operations: Counter = field(default_factory=Counter)
@@ -41,6 +42,7 @@ class _Meter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         self.work.operations[name] += 1
         self.work.looks += name == "_local_scalar_dense"
+        self.work.sent += name == "lift_fresh"
         if not func.is_view:
             self.work.moved += sum(
                 x.numel() * x.element_size() for x in tree_leaves((args, out)) if isinstance(x, Tensor)

@@ -1,9 +1,11 @@
 """A product that is recorded and replayed is the product; on a CPU the recording is a call of the same function."""
 
+import cases
 import pytest
 import torch
 from graphs import taped
 from torch import nn
+from work import counted
 
 import ritz
 from ritz import replay
@@ -49,6 +51,19 @@ def test_replayed_products_are_the_eager_ones_while_weights_data_and_statistics_
 
 def risk_of(model: nn.Module, data: object, mode: str = "eval", replay: bool | None = True) -> ritz.Risk:
     return ritz.Risk(model, nn.CrossEntropyLoss(), data, mode=mode, plan=Plan(replay=replay))
+
+
+@pytest.mark.parametrize("matrix", ["forward", "reverse", "ggn", "empirical"])
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_what_is_recorded_neither_reads_a_number_nor_sends_one(monkeypatch, name, matrix):
+    """A GPU refuses to record either."""
+    A = MATRICES[matrix](cases.problem(name).risk(plan=Plan(cache=False)))
+    rows, batch = A.probes([0, 1], seed=0), next(iter(A.risk.batches))
+    with A.risk.session():
+        A._batch_rows(A.risk.params(), batch, rows)  # tries and choices come first
+        with counted(monkeypatch) as work:
+            A._batch_rows(A.risk.params(), batch, rows)
+    assert (work.looks, work.sent) == (0, 0)
 
 
 def test_a_recording_serves_all_batches_of_one_shape_and_all_risks_made_from_one(problem):

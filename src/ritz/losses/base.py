@@ -98,6 +98,16 @@ def outer_mean(draws: Tensor | None, u: Tensor, over: tuple[int, ...]) -> Tensor
     return (draws * dot(draws, u, tuple(d + 1 for d in over))).mean(0)
 
 
+def counted(out: Tensor) -> Tensor:
+    """The number of samples, written on the device: one that the host sends there cannot be part of a recording.
+
+    Example:
+        >>> counted(torch.zeros(3, 2))
+        tensor(3.)
+    """
+    return torch.full((), float(len(out)), dtype=out.dtype, device=out.device)
+
+
 def dot(a: Tensor, b: Tensor, over: tuple[int, ...]) -> Tensor:
     """a . b over some dimensions, kept; over none of them where an item is a single number."""
     return (a * b).sum(over, keepdim=True) if over else a * b

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Items, Kind, Target, Uniforms, default_target, dot, gradient, outer_mean, signed_margin
+from .base import Items, Kind, Target, Uniforms, counted, default_target, dot, gradient, outer_mean, signed_margin
 
 
 def _elementwise(out: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, int]:
@@ -48,7 +48,7 @@ class _Elementwise(ABC):
 
     def weight(self, out: Tensor, batch: Any) -> Tensor:
         """The number of samples."""
-        return out.new_tensor(float(len(out)))
+        return counted(out)
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """Sum over samples of the mean over outputs."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UnsupportedError
-from .base import Items, Kind, Target, Uniforms, default_target, dot, gradient
+from .base import Items, Kind, Target, Uniforms, counted, default_target, dot, gradient
 
 _NO_LIKELIHOOD = (
     "the Fisher matrix needs a likelihood to draw labels from: cross-entropy, squared error or binary cross-entropy; "
@@ -36,7 +36,7 @@ class CallableLoss:
 
     def weight(self, out: Tensor, batch: Any) -> Tensor:
         """The number of samples."""
-        return out.new_tensor(float(len(out)))
+        return counted(out)
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """The mean times the number of samples."""
