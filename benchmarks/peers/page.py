@@ -101,9 +101,9 @@ whose tangents go from layer to layer (`benchmarks/peers/floor.py`), into memory
 below for Hessian products, and from above for how many times faster than a peer ritz can be. Gauss-Newton products of
 few outputs do with fewer, in factors (`ritz.operators.tape.factors`). On a CPU ritz keeps the forward pass of a batch
 and the gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept"
-does not. PyHessian does likewise for a single batch. On a GPU compiled products keep it since commit 4fa0871, which the
-files of a GPU below are older than. There "ritz" is what a short run gets, a recorded graph where the network allows
-it, "ritz, compiled" what a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were
+does not. PyHessian does likewise for a single batch. On a GPU compiled products of one or two vectors at a time keep
+it, in the files of commit e53882d and later. There "ritz" is what a short run gets, a recorded graph where the network
+allows it, "ritz, compiled" what a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were
 compiled ahead by several processes, the first calls are told with the compiler's cache empty, and again in the process
 that was timed, which found it full. Times of whole jobs leave these first calls out: by default a job is compiled only
 where a compiler that gains nothing would make it a tenth longer at most, and takes the times of "ritz" else. Graphs are
