@@ -54,7 +54,7 @@ ALLOWED = {
     "batches": "errors memory comm loaders reducers space plan",
     "shares": "errors comm batches",
     "sharded": "errors memory comm batches space",
-    "weights": "errors sharded",
+    "weights": "errors replay sharded",
     "modes": "errors space batches",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",

@@ -14,6 +14,7 @@ from torch import nn
 from ritz import replay
 from ritz.replay import (
     Recordings,
+    Settings,
     all_digits,
     convolution_precision,
     is_static,
@@ -162,13 +163,58 @@ def test_a_model_is_static_where_all_its_modules_are_known():
     ],
     ids=["mode", "rate", "epsilon", "geometry", "kind", "tensor", "the same twice"],
 )
-def test_settings_tell_what_the_modules_would_do(change):
+@pytest.mark.parametrize("mutable", [True, False])
+def test_settings_tell_what_the_modules_would_do(change, mutable):
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm2d(1), nn.Conv2d(1, 1, 3), nn.ReLU())
-    model[3].mask = torch.zeros(2)
+    if mutable:
+        model[3].mask = torch.zeros(2)
+    settings = Settings()
     before = settings_of(model.modules())
-    assert settings_of(model.modules()) == before
+    for _ in range(2):
+        assert settings.of(list(model.modules())) == settings_of(model.modules()) == before
     change(model)
-    assert settings_of(model.modules()) != before
+    for _ in range(2):
+        assert settings.of(list(model.modules())) == settings_of(model.modules()) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[1].sizes.append(3),
+        lambda model: model[1].shapes[0].append(3),
+        lambda model: model[1].mask.set_(torch.zeros(3)),
+        lambda model: model._modules.update({"0": model[1], "1": model[0]}),
+        lambda model: model[2]._modules.update({"0": model[2][1], "1": model[2][0]}),
+    ],
+    ids=["list", "list in a tuple", "tensor", "order", "order of the same twice"],
+)
+def test_settings_are_found_to_have_changed_within_the_same_objects(change):
+    model = nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Sequential(nn.Sigmoid(), nn.GELU(), nn.GELU()))
+    model[2][2] = model[2][0]
+    model[1].sizes, model[1].shapes, model[1].mask = [1, 2], ([1], 2), torch.zeros(2)
+    settings, modules = Settings(), list(model.modules())
+    before = settings.of(modules)
+    assert settings.of(modules) == before
+    change(model)
+    assert settings.of(list(model.modules())) == settings_of(model.modules()) != before
+
+
+def test_a_number_that_was_set_twice_since_is_seen_though_it_lies_where_the_first_did():
+    layer = nn.Dropout(0.25)
+    settings = Settings()
+    before = settings.of([layer])
+    for number in range(100):  # what is not held any more makes room for the next
+        layer.p = number / 1000.0
+        layer.p = 0.125 + number / 1000.0
+    assert settings.of([layer]) != before
+
+
+def test_settings_that_are_copied_look_anew():
+    settings, layer = Settings(), nn.Dropout(0.25)
+    found = settings.of([layer])
+    again = copy.deepcopy(settings)
+    assert again.of([layer]) == found
+    assert again.of([layer]) is not found
 
 
 def test_switches_of_precision_are_as_before_even_where_the_body_fails():

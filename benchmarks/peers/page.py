@@ -103,14 +103,14 @@ few outputs do with fewer, in factors (`ritz.operators.tape.factors`). On a CPU 
 and the gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept"
 does not. PyHessian does likewise for a single batch. On a GPU compiled products of one or two vectors at a time keep
 it, in the files of commit e53882d and later. There "ritz" is what a short run gets, a recorded graph where the network
-allows it, "ritz, compiled" what a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions were
-compiled ahead by several processes, the first calls are told with the compiler's cache empty, and again in the process
-that was timed, which found it full. Times of whole jobs leave these first calls out: by default a job is compiled only
-where a compiler that gains nothing would make it a tenth longer at most, and takes the times of "ritz" else. Graphs are
-recorded, and by default compiled, for models of torch.nn's and ritz's own modules; those of the user's take
-`Plan(replay=True)` and `Plan(compile=True)`. Spectra are compared as densities, which peers have by stochastic Lanczos
-quadrature. For the trace and a few eigenvalues alone no density is needed: what Hutchinson's estimator and one Lanczos
-run would take, which peers have and ritz too (`trace`, `top_eigenpairs`), stands in the rows "no density".
+allows it, "ritz, compiled" what a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions
+were compiled ahead by several processes, the first calls are told with the compiler's cache empty, and again in the
+process that was timed, which found it full. Times of whole jobs leave these first calls out: by default a job is
+compiled only where a compiler that gains nothing would make it a tenth longer at most, and takes the times of "ritz"
+else. Graphs are recorded, and by default compiled, for models of torch.nn's and ritz's own modules; those of the user's
+take `Plan(replay=True)` and `Plan(compile=True)`. Spectra are compared as densities, which peers have by stochastic
+Lanczos quadrature. For the trace and a few eigenvalues alone no density is needed: what Hutchinson's estimator and one
+Lanczos run would take, which peers have and ritz too (`trace`, `top_eigenpairs`), stands in the rows "no density".
 
 Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
 KFAC step costs is on [a page of its own](kfac.md).

@@ -1,8 +1,10 @@
 """Results that depend on weights and data alone, kept on the device while those stay as they are."""
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -11,7 +13,6 @@ from torch import Tensor
 from .replay import place_of
 
 T = TypeVar("T")
-Results = tuple[Tensor, ...]
 
 SMALL = 1 << 20  # entries of a tensor that is compared together with others
 
@@ -31,14 +32,16 @@ class Snapshot:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._packs = [x.clone() for x in _packs(tensors)]
+        self._last: Sequence[Tensor] = ()  # what was asked for,
+        self._parts: list[list[Tensor]] = []  # as it is compared
+        self._packs = [x.clone() for x in self._packed(tensors)]
 
     def compare(self, tensors: Sequence[Tensor]) -> Callable[[], bool]:
         """Ask whether tensors have these values; the answer is waited for when it is called for.
 
         A GPU goes on meanwhile with whatever it is given after the question.
         """
-        now = _packs(tensors)
+        now = self._packed(tensors)
         pairs = list(zip(self._packs, now, strict=False))
         alike = len(now) == len(self._packs) and all(a.shape == b.shape and a.device == b.device for a, b in pairs)
         if not (alike and now and now[0].device.type == "cuda"):
@@ -53,20 +56,36 @@ class Snapshot:
 
         return waited
 
+    def _packed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Large tensors as they are, the small ones of a kind as one: a GPU is given each by a call of its own."""
+        if not _are(tensors, self._last):
+            parts: dict[Hashable, list[Tensor]] = {}
+            for x in tensors:
+                kind = (x.dtype, x.device) if x.numel() < SMALL else id(x)
+                parts.setdefault(kind, []).append(x)
+            self._last, self._parts = list(tensors), list(parts.values())
+        return [part[0] if len(part) == 1 else torch.cat([x.reshape(-1) for x in part]) for part in self._parts]
 
-def _packs(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Large tensors as they are, the small ones of a kind as one: a GPU is given each by a call of its own."""
-    small: dict[Hashable, list[Tensor]] = {}
-    for x in tensors:
-        if x.numel() < SMALL:
-            small.setdefault((x.dtype, x.device), []).append(x.reshape(-1))
-    return [x for x in tensors if x.numel() >= SMALL] + [torch.cat(part) for part in small.values()]
+
+class Results(tuple[Tensor, ...]):
+    """Tensors that stay where they are.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> Results([x]).place == place_of([x])
+        True
+    """
+
+    @cached_property
+    def place(self) -> tuple[Hashable, ...]:
+        """Where they lie."""
+        return place_of(self)
 
 
 @dataclass
 class _Entry:
     tensors: Sequence[Tensor]  # as long as they are here, no others lie where they do
-    versions: tuple[int, ...]
+    versions: tuple[int, ...]  # of the data
     results: Results
     size: int
     fresh: bool = True  # no value has changed since
@@ -96,7 +115,8 @@ class Held:
         self.keeps = True
         self._found: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._state: Snapshot | None = None  # of weights and buffers
-        self._where: Hashable = None  # those lie
+        self._last: Sequence[Tensor] = ()  # those themselves, at the beginning of the walk
+        self._where: Hashable = None  # they lie
         self._same: Callable[[], bool] | None = None  # whether they still have their values, where it is not known yet
 
     def __len__(self) -> int:
@@ -120,8 +140,12 @@ class Held:
 
         Those that were not asked for since the last change go.
         """
-        self._where = place_of(state)
+        new = not _are(state, self._last)
+        if new:
+            self._last, self._where = list(state), place_of(state)
         self._same = self._state.compare(state) if self._found and self._state is not None else None
+        if new:  # most likely they have changed, and to wait is better than to work for nothing
+            self._stands()
 
     def _stands(self) -> bool:
         """Whether weights had not changed before this walk; nothing is fresh where they had."""
@@ -140,7 +164,7 @@ class Held:
         key: Hashable,
         state: Sequence[Tensor],
         data: Sequence[Tensor],
-        make: Callable[[], Results],
+        make: Callable[[], Sequence[Tensor]],
         room: Callable[[], float],
         work: Callable[[Results], T],
     ) -> T:
@@ -165,13 +189,12 @@ class Held:
         key: Hashable,
         state: Sequence[Tensor],
         data: Sequence[Tensor],
-        make: Callable[[], Results],
+        make: Callable[[], Sequence[Tensor]],
         room: Callable[[], float],
     ) -> Results:
-        if place_of(state) != self._where:
-            return make()
-        tensors = [*state, *data]
-        place, versions = (key, place_of(tensors)), tuple(0 if x.is_inference() else x._version for x in tensors)
+        if not _are(state, self._last):
+            return Results(make())
+        place, versions = (key, self._where, place_of(data)), tuple(0 if x.is_inference() else x._version for x in data)
         entry = self._found.get(place)
         if entry is not None:
             self._found.move_to_end(place)
@@ -179,14 +202,14 @@ class Held:
                 return entry.results
         if not self._stands():
             entry = self._found.get(place)
-        results = make()
+        results = Results(make())
         size = sum(x.numel() * x.element_size() for x in results)
         if entry is not None:
             for old, new in zip(entry.results, results, strict=True):
                 old.copy_(new)
             entry.versions, entry.fresh = versions, True
         elif self.keeps and size <= (most := room()):
-            self._found[place] = entry = _Entry(tensors, versions, results, size)
+            self._found[place] = entry = _Entry([*state, *data], versions, results, size)
             while self.size > most:
                 self._found.popitem(last=False)
         if entry is None:
@@ -199,3 +222,8 @@ class Held:
 
     def __setstate__(self, _: dict[str, object]) -> None:
         self.__init__()  # type: ignore[misc]
+
+
+def _are(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether tensors are these very ones."""
+    return len(tensors) == len(others) and all(map(operator.is_, tensors, others))

@@ -8,7 +8,9 @@ replayed only where each call is the same sequence (`is_static`, `settings_of`) 
 """
 
 import contextlib
+import itertools
 import logging
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -346,7 +348,17 @@ def place_of(tensors: Iterable[Tensor]) -> tuple[Hashable, ...]:
         >>> here == place_of([x.add_(1)]), here == place_of([x.clone()])
         (True, False)
     """
-    return tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+    return tuple([(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+
+
+def layout_of(tensors: Iterable[Tensor]) -> tuple[Hashable, ...]:
+    """Of what shape and kind tensors are, wherever they lie.
+
+    Example:
+        >>> layout_of([torch.ones(2)]) == layout_of([torch.zeros(2)]), layout_of([torch.ones(2)]) == layout_of([])
+        (True, False)
+    """
+    return tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
 _INNER = frozenset(vars(nn.Module())) - {"training"}  # attributes of torch's own
@@ -369,6 +381,47 @@ def settings_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
         (type(m), *map(id, m._modules.values()), *((k, _setting(v)) for k, v in vars(m).items() if k not in _INNER))
         for m in modules
     )
+
+
+class Settings:
+    """`settings_of` the modules of a model, put together anew only where something was set: to look is faster.
+
+    Example:
+        >>> settings, layer = Settings(), torch.nn.Dropout(0.5)
+        >>> before = settings.of([layer])
+        >>> settings.of([layer]) is before
+        True
+        >>> layer.p = 0.1
+        >>> settings.of([layer]) == before
+        False
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []  # modules and all that was set: while it is here, nothing else has its identity
+        self._parts: list[int] = []
+        self._found: tuple[Any, ...] = ()
+
+    def of(self, modules: Sequence[nn.Module]) -> tuple[Any, ...]:
+        """The settings as they are now."""
+        held = [part for m in modules for part in (vars(m).values(), m._modules.values())]
+        seen, parts = [*modules, *itertools.chain.from_iterable(held)], list(map(len, held))
+        same = parts == self._parts and len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen))
+        if not same:
+            self._found = settings_of(modules)
+            fixed = not any(_is_mutable(v) for m in modules for k, v in vars(m).items() if k not in _INNER)
+            self._seen, self._parts = (seen, parts) if fixed else ([], [])
+        return self._found
+
+    def __getstate__(self) -> dict[str, object]:  # identities belong to this process
+        return {}
+
+    def __setstate__(self, _: dict[str, object]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+def _is_mutable(value: Any) -> bool:
+    """Whether what `_setting` says of it may change while it is the same object."""
+    return isinstance(value, Tensor | list) or (isinstance(value, tuple) and any(map(_is_mutable, value)))
 
 
 def _setting(value: Any) -> Hashable:
@@ -400,4 +453,5 @@ def _is_known(module: nn.Module) -> bool:
     if not type(module).__module__.startswith(("torch.nn.", "ritz.models.")) or "forward" in vars(module):
         return False
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return all(type(hook).__module__.startswith("ritz.") for hooks in kinds for hook in hooks.values())
+    hooks = [hook for held in kinds if held for hook in held.values()]
+    return all(type(hook).__module__.startswith("ritz.") for hook in hooks)

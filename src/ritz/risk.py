@@ -27,12 +27,12 @@ from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
-from .replay import Recordings, is_static, place_of, settings_of
+from .replay import Recordings, Settings, is_static
 from .sharded import ShardedModel, is_sharded
 from .shares import leads
 from .soundness import examine
 from .space import ParamSpace, select
-from .weights import Weights
+from .weights import Placed, Weights, modules_of
 
 Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
@@ -115,7 +115,7 @@ class Risk:
         self._data_dtype = dtype
         self.world = world(group)
         self._sharded = ShardedModel(self.model, self.world) if is_sharded(self.model) else None
-        self._weights = Weights(self.model, self._sharded)
+        self._weights, self._settings = Weights(self.model, self._sharded), Settings()
         self.batches = self._batched(data, batch_size, share)
         self._checked: Hashable = None
         self._known: dict[str, Any] | None = None  # what does not change during a session, as it was asked for
@@ -209,15 +209,15 @@ class Risk:
 
     def settings(self) -> Hashable:
         """What the modules are set to."""
-        return self._once("settings", lambda: settings_of(self._modules()))
+        return self._once("settings", lambda: self._settings.of(self._modules()))
 
     def _modules(self) -> list[nn.Module]:
         """All of the model; a walk through them takes the host as long as much else of a product."""
-        return self._once("modules", lambda: list(self.model.modules()))
+        return self._once("modules", lambda: modules_of(self.model))
 
     def place(self) -> Hashable:
         """Where weights and buffers lie and what the modules are set to: what a recording depends on."""
-        return self._once("place", lambda: (self.names, place_of(self.state().values()), self.settings()))
+        return self._once("place", lambda: (self.names, self._placed().place, self.settings()))
 
     def convention(self) -> str:
         """Which data, which mode: for the convention of every number."""
@@ -230,15 +230,15 @@ class Risk:
 
     def params(self) -> Params:
         """The chosen parameters as they are now, detached, in the precision and on the device of the risk."""
-        return self._placed()[0]
+        return self._placed().chosen
 
     def state(self) -> Params:
         """Every parameter and buffer as it is now, chosen or not, in the precision and on the device of the risk."""
-        chosen, others = self._placed()
-        return {**chosen, **others}
+        placed = self._placed()
+        return {**placed.chosen, **placed.others}
 
-    def _placed(self) -> tuple[Params, Params]:
-        """(chosen parameters, everything else) as of now."""
+    def _placed(self) -> Placed:
+        """Chosen parameters and everything else, as of now."""
         return self._once("placed", lambda: self._weights.placed(self.names, self.device, self.dtype))
 
     def _once(self, what: str, look: Callable[[], T]) -> T:
@@ -377,7 +377,7 @@ class Risk:
         if self._sharded is not None:
             with self._sharded.constant_at(self._weights.with_params(params)):
                 return self._direct(batch, module)
-        held, buffers = self._placed()[1], {name for name, _ in self.model.named_buffers()}
+        held, buffers = self._placed().others, self._once("buffers", lambda: set(dict(self.model.named_buffers())))
         # a forward pass may write to buffers, so it is given copies, unless the caller gave some
         state = {name: t.clone() if name in buffers and name not in params else t for name, t in held.items()}
         state = {f"model.{name}": t for name, t in {**state, **params}.items()}

@@ -1,13 +1,62 @@
 """The weights and buffers of a model as a risk reads them: live, or set to others, in its precision, on its device."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from .replay import layout_of, place_of
 from .sharded import ShardedModel
 
 Params = dict[str, Tensor]
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` gives, without their names, which take the host longer than most that is done with them.
+
+    Example:
+        >>> model = nn.Sequential(nn.Sequential(nn.Tanh()), nn.ReLU())
+        >>> modules_of(model) == list(model.modules())
+        True
+    """
+    found: dict[int, nn.Module] = {}
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            left += [part for _, part in module._modules.items()][::-1]
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Weights and buffers as of one moment, detached, in one precision and on one device.
+
+    Attributes:
+        chosen: The parameters that are asked for.
+        others: Everything else.
+    """
+
+    chosen: Params = field(default_factory=dict)
+    others: Params = field(default_factory=dict)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """All of them, the chosen ones first."""
+        return [*self.chosen.values(), *self.others.values()]
+
+    @cached_property
+    def place(self) -> tuple[Hashable, ...]:
+        """Where they lie."""
+        return place_of(self.tensors)
+
+    @cached_property
+    def layout(self) -> tuple[Hashable, ...]:
+        """Their shapes, strides and kinds."""
+        return layout_of(self.tensors)
 
 
 class Weights:
@@ -24,8 +73,8 @@ class Weights:
     Example:
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> weights = Weights(model, override={"weight": torch.full((1, 1), 2.0)})
-        >>> weights.placed(["weight"], torch.device("cpu"), torch.float64)
-        ({'weight': tensor([[2.]], dtype=torch.float64)}, {})
+        >>> weights.placed(["weight"], torch.device("cpu"), torch.float64).chosen
+        {'weight': tensor([[2.]], dtype=torch.float64)}
     """
 
     def __init__(
@@ -34,7 +83,7 @@ class Weights:
         self.model, self.sharded = model, sharded
         self.override = dict(override or {})
         self._key: Hashable = None
-        self._kept: tuple[Params, Params] = ({}, {})
+        self._kept = Placed()
 
     def at(self, params: Mapping[str, Tensor]) -> "Weights":
         """The same with copies of some tensors in the place of the model's."""
@@ -55,13 +104,14 @@ class Weights:
         """Changes whenever a weight or buffer does."""
         if self.sharded is not None:
             return self.sharded.version(), tuple(t.data_ptr() for t in self.override.values())
-        tensors = self.live().values() if self.override else self._tensors()
-        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+        tensors = list(self.live().values()) if self.override else self._tensors()
+        return tuple([(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors])
 
-    def _tensors(self) -> Iterator[Tensor]:
-        """Those of the model, without their names, which take long to put together."""
-        for module in self.model.modules():
-            yield from (t for held in (module._parameters, module._buffers) for t in held.values() if t is not None)
+    def _tensors(self) -> list[Tensor]:
+        """Those of the model, without their names."""
+        modules = modules_of(self.model)
+        held = [part for module in modules for part in (module._parameters, module._buffers) if part]
+        return [t for part in held for t in part.values() if t is not None]
 
     def live(self) -> Params:
         """Every parameter and buffer as it is."""
@@ -72,13 +122,13 @@ class Weights:
         own = {name for name, _ in self.model.named_parameters()}
         return {**{name: t for name, t in self.override.items() if name in own}, **params}
 
-    def placed(self, names: Sequence[str], device: torch.device, dtype: torch.dtype) -> tuple[Params, Params]:
-        """(the named parameters, everything else), detached, in one precision and on one device."""
+    def placed(self, names: Sequence[str], device: torch.device, dtype: torch.dtype) -> Placed:
+        """All as of now, the named parameters apart; the same object as long as torch counts no change."""
         key = self.version(), tuple(names), device, dtype
         if key != self._key:
             with torch.inference_mode(False):
                 every = {name: self._place(t, device, dtype) for name, t in self.live().items()}
-            self._kept = {n: every[n] for n in names}, {n: t for n, t in every.items() if n not in names}
+            self._kept = Placed({n: every[n] for n in names}, {n: t for n, t in every.items() if n not in names})
             self._key = key
         return self._kept
 

@@ -18,9 +18,10 @@ from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of
 from ..compilation import Compiled, Prospect, compilations_of
 from ..errors import NonFiniteError, UnsupportedError
+from ..held import Results
 from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean
-from ..replay import place_of, switches
+from ..replay import layout_of, switches
 from ..risk import Params, Risk
 from ..space import ParamSpace
 from .base import Operator
@@ -35,6 +36,7 @@ KEPT_ON = ("cuda",)  # kinds of devices where what compiled products share is ke
 FEW = 16  # batches, of which it may be
 TOGETHER = 2  # vectors at a time, at most: of the work of more it is a small part, and reading it takes as long
 SHARE = 0.25  # part of the free memory that it may take
+_NOTHING = Results()
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -272,8 +274,9 @@ class RiskOperator(Operator):
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
         rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function knows one layout, of one row too
-        compiles = not self._aside and self._considers_compiling()
-        prepares = compiles or (not self._aside and self.risk.replays)
+        own = not self._aside and params is self.risk.params()  # what is prepared is so for the weights as they are
+        compiles = own and self._considers_compiling()
+        prepares = compiles or (own and self.risk.replays)
         recipe = self._recipe() if prepares and only_tensors(batch.data) else None
         if recipe is None:
             return self._batch_rows(params, batch, rows)
@@ -283,7 +286,8 @@ class RiskOperator(Operator):
         family = (recipe, type(self), self.risk.names, self.risk.mode, len(rows), self.risk.settings())
         if not store.is_usual((family, _kinds(batch)), batch.size):
             return self._replayed(recipe, params, batch, rows)
-        state = {**self.risk.state(), **params}
+        placed, data = self.risk._placed(), tensors_of(batch.data)
+        state, tensors = self.risk.state(), placed.tensors
         last = self._takes_channels_last(state, batch)
 
         def traced(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,12 +296,12 @@ class RiskOperator(Operator):
             held = {name: given.pop(name) for name in state if name not in params}
             return self._traced(given, held, batch.holding(tensors[len(state) :]), rows)
 
-        inputs = [rows, *state.values(), *tensors_of(batch.data)]
+        inputs = [rows, *tensors, *data]
         prospect = None
         if self.risk.plan.compile == "auto":
             left = self._expected / len(rows) * self.risk.num_samples / batch.size
             prospect = Prospect(self._taken * self._each, left, lambda: self.risk.static)
-        key = family, skeleton(batch.data), switches(), *((x.shape, x.stride(), x.dtype, x.device) for x in inputs)
+        key = family, skeleton(batch.data), switches(), placed.layout, layout_of([rows, *data])
 
         def exact() -> tuple[Tensor, Tensor]:  # of one vector, whose images fit where those of several do not
             return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
@@ -311,7 +315,7 @@ class RiskOperator(Operator):
             return image, weight
         if self.risk.replays:
             self.risk.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
-        return self._run(found, (recipe, "compiled"), list(state.values()), batch, rows)
+        return self._run(found, (recipe, "compiled"), tensors, batch, rows)
 
     def _keeps(self, batch: Batch, vectors: int) -> Callable[[int], bool] | None:
         """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
@@ -325,9 +329,9 @@ class RiskOperator(Operator):
         """Bytes for what products share, beside what they need themselves."""
         return SHARE * ((free_memory(self.device) or 0.0) + self.risk.held.size)
 
-    def _recording(self, recipe: Hashable, batch: Batch, kept: Sequence[Tensor] = ()) -> Hashable:
+    def _recording(self, recipe: Hashable, batch: Batch, kept: Results = _NOTHING) -> Hashable:
         """What a recorded product depends on beside vectors and data."""
-        return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data), place_of(kept)
+        return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data), kept.place
 
     def _replayed(self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows`, recorded and replayed where the plan says so."""
@@ -347,7 +351,7 @@ class RiskOperator(Operator):
         """A compiled product, with what those of a batch share from the last one where that is kept."""
         data, shared, held = tensors_of(batch.data), compiled.shared, self.risk.held
 
-        def product(kept: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        def product(kept: Results) -> tuple[Tensor, Tensor]:
             def work(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
                 return compiled(rows, *state, *tensors, kept=kept)
 
@@ -358,13 +362,13 @@ class RiskOperator(Operator):
             return image, weight
 
         if shared is None:
-            return product(())
+            return product(_NOTHING)
 
         def make() -> tuple[Tensor, ...]:
             return tuple(shared(*state, *data))
 
         if self._keeps(batch, len(rows)) is None:
-            return product(make())
+            return product(Results(make()))
         self.risk._once("held", lambda: held.refresh(state))
         return held.use(compiled, state, data, make, self._room, product)
 
