@@ -66,6 +66,22 @@ def test_what_is_recorded_neither_reads_a_number_nor_sends_one(monkeypatch, name
     assert (work.looks, work.sent) == (0, 0)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_at_other_weights_than_its_own_a_risk_records_nothing(problem, device):
+    """A recording reads weights where they were."""
+    model, (X, y) = problem
+    G = ritz.GGN(risk_of(model.to(device), (X.to(device), y.to(device))))
+    rows, batch = G.probes([0], seed=0), next(iter(G.risk.batches))
+    with G.risk.session():
+        here = G.risk.params()
+        there = {name: 2 * p for name, p in here.items()}
+        found = [G.batch_rows(params, batch, rows)[0] for _ in range(3) for params in (here, there)]
+        with G.aside():
+            wanted = [G.batch_rows(params, batch, rows)[0] for _ in range(3) for params in (here, there)]
+    torch.testing.assert_close(found, wanted)
+    assert len(G.risk.recordings) == 1
+
+
 def test_a_recording_serves_all_batches_of_one_shape_and_all_risks_made_from_one(problem):
     model, (X, y) = problem
     risk = risk_of(model, [(X[:4], y[:4]), (X[4:8], y[4:8])])
