@@ -308,6 +308,27 @@ def test_on_a_gpu_a_look_from_the_host_is_not_recorded_and_does_no_harm():
     assert len(recordings) == 0
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.rand(2, device="cuda").isfinite().all()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.empty(1 << 28, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before  # memory is given back still
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_memory_of_a_recording_that_failed_is_released_unless_torch_does_it(monkeypatch, told):
+    """Twice would be once too often: torch counts who holds a pool."""
+    calls = []
+
+    def end(device: int, pool: tuple[int, int]) -> None:
+        calls.append("end")
+        if told:
+            raise RuntimeError("not currently recording to that pool")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: calls.append("release"), raising=False)
+    replay._give_up(torch.device("cuda", 1), (0, 7))
+    assert calls == (["end"] if told else ["end", "release"])
 
 
 @pytest.mark.parametrize(("free", "held", "room"), [(13, 0, True), (11, 0, False), (23, 10, True), (23, 12, False)])

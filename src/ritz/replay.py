@@ -187,14 +187,15 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recording:
         with torch.cuda.stream(aside):  # once before, so that nothing is made for the first time while recording
             fn(*own)
         current.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
                 results = fn(*own)
         except RuntimeError:
             torch.cuda.set_stream(current)  # where recording fails torch leaves the other one,
             with torch.cuda.graph(torch.cuda.CUDAGraph()):  # and the generator waiting for a recording to end
                 own[0].clone()
+            _give_up(own[0].device, pool)
             raise
         size = _reserved() - before
 
@@ -203,6 +204,17 @@ def _recorded(fn: Function, own: list[Tensor]) -> _Recording:
         return results
 
     return _Recording(own, replay, size)
+
+
+def _give_up(device: torch.device, pool: tuple[int, int]) -> None:
+    """Tell the allocator that a recording that failed has ended.
+
+    torch up to 2.11 does not (pytorch/pytorch#180395), and gives no memory back from then on. Where it does, the first
+    call is refused, and the pool is torch's to release.
+    """
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+        torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 def _reserved() -> int:
