@@ -296,6 +296,16 @@ def test_rows_have_the_seconds_of_a_cold_cache_beside_those_of_a_full_one(part):
     assert cold(None, "a", "ritz, compiled", case) is None
 
 
+def test_what_is_not_compiled_ahead_says_why(part, monkeypatch):
+    def trace(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compilation, "trace", trace)
+    job = {"problem": "tiny", "precision": "float32", "device": "cpu", "batch_size": None, "tool": "ritz, compiled"}
+    found = part("prepare").compile_one({**job, "matrix": "GGN", "k": 1})
+    assert "OutOfMemoryError: no room" in found["failed"]
+
+
 def test_what_could_not_be_compiled_ahead_is_not_tried_again(part, ask):
     case = {"precision": "float32", "matrix": "GGN", "k": 1}
     job = {"problem": "tiny", "tool": "ritz, compiled", **case, "first": None}

@@ -225,6 +225,16 @@ def test_a_compiled_function_that_fails_at_its_second_call_is_not_used(monkeypat
     assert "cannot be compiled: OutOfMemoryError: no room" in caplog.text
 
 
+def test_where_memory_does_not_suffice_to_trace_a_function_it_is_said(monkeypatch, caplog):
+    def trace(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compilation, "trace", trace)
+    with caplog.at_level(logging.INFO, "ritz"):
+        assert Compilations().run("f", lambda x: (x * 2,), [torch.ones(1)])[0].item() == 2.0
+    assert "cannot be traced: OutOfMemoryError: no room" in caplog.text
+
+
 def test_where_the_function_itself_is_not_finite_nothing_is_as_good(monkeypatch):
     monkeypatch.setattr(compilation, "lowered", lambda graph: lambda x: (graph(x)[0] + 1,))
     compilations = Compilations()

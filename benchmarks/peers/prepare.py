@@ -178,7 +178,8 @@ def compile_one(job: Job) -> dict[str, Any]:
                 own = tools.ours(problem, job["matrix"], compile=True, **job.get("plan", {}))
                 V = tools.vectors(problem, job["k"])
                 found["first"] = _begun(lambda: own(V), job["device"])
-                found["failed"] = "" if own.way["compiled"] else "not compiled, taken as it is"
+                if not own.way["compiled"]:
+                    found["failed"] = next(reversed(found["said"]), "not compiled, taken as it is")
     except Exception as error:  # out of memory, or a compiler's own
         found["failed"] = reason(error)
     return found

@@ -193,9 +193,7 @@ class Compilations:
     def _trace(self, state: _State, traced: Function, inputs: Sequence[Tensor]) -> bool:
         try:
             state.graph = trace(traced, inputs)
-        except torch.OutOfMemoryError:
-            state.refused = True
-        except Exception as error:  # of any kind: from the user's model as well as from the tracer
+        except Exception as error:  # of any kind: for want of memory, from the user's model, from the tracer
             self._refuse(state, "cannot be traced", error)
         return state.graph is not None
 
