@@ -1,9 +1,10 @@
 """How far products are from those in float64: what no test of the matrix by itself can see.
 
 Where a network fits its data, the loss and its derivatives are small differences of large numbers, and where it has
-kinks, a unit of ReLU near zero or two places of a pool that are nearly alike, round-off may choose the other side. Either
-way the round-off of the forward pass changes the matrix that is multiplied: from H to H + E, as linear and as symmetric
-as H. Only a product in more digits tells. One batch is multiplied in both precisions by K = 2 normal probes v, for which
+kinks, a unit of ReLU near zero or two places of a pool that are nearly alike, round-off may choose the other side.
+Either way the round-off of the forward pass changes the matrix that is multiplied: from H to H + E, as linear and as
+symmetric as H. Only a product in more digits tells. One batch is multiplied in both precisions by K = 2 normal probes
+v, for which
 
     E mean |E v|^2 = ||E||_F^2,   E mean v'Ev = Tr E,   mean |E v|^2 >= 0.0513 ||E||_F^2 in 95 % of draws
 
