@@ -58,6 +58,31 @@ def test_products_are_traced_as_for_a_gpu_with_channels_last_and_side_by_side(lo
     assert len(lowered) == 1
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_whatever_is_convolved_has_its_channels_last(lowered, monkeypatch, matrix, k):
+    """Else torch turns it around before each convolution, by a kernel that is far slower than a compiled one."""
+    monkeypatch.setattr(risk_operator, "CHANNELS_LAST_ON", ("cpu",))
+    monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",))
+    torch.manual_seed(0)
+    blocks = [
+        [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()] for a, b in ((3, 4), (4, 4), (4, 5), (5, 6))
+    ]
+    model = nn.Sequential(*blocks[0], *blocks[1], nn.MaxPool2d(2), *blocks[2], *blocks[3], nn.Flatten())
+    model.append(nn.Linear(6 * 16, 3))
+    data = torch.randn(5, 3, 8, 8), torch.arange(5) % 3
+    A = MATRICES[matrix](ritz.Risk(model, nn.CrossEntropyLoss(), data, plan=ritz.Plan(compile=True, route="reverse")))
+    A @ columns(A.dim, k)
+    convolutions = [node for node in lowered[0].graph.nodes if "convolution" in str(node.target)]
+    strides = [
+        given.meta["tensor_meta"].stride
+        for node in convolutions
+        for given in node.args[: 3 if "backward" in str(node.target) else 2]
+    ]
+    assert len(convolutions) > 4
+    assert [stride for stride in strides if len(stride) == 4 and stride[1] != 1] == []
+
+
 @pytest.mark.parametrize("folds", [True, False])
 def test_where_vectors_are_convolved_side_by_side_three_take_as_many_convolutions_as_one(lowered, monkeypatch, folds):
     monkeypatch.setattr(layers, "FOLDS_ON", ("cpu",) if folds else ())

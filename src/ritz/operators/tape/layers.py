@@ -214,14 +214,14 @@ class Convolution(Rule):
         x = tensor_of(self.x)
         if not self.folds:
             return [self._ahead(x, weight) for weight in weights]
-        return apart(self._ahead(x, weights.flatten(0, 1)), len(weights))
+        return apart(self._ahead(x, in_a_row(weights, x)), len(weights))
 
     def _in_weight(self, bars: Tensor) -> Tensor:
         """The gradient in the weight of each of K cotangents."""
         x, weight = tensor_of(self.x), tensor_of(self.weight)
         if not self.folds:
             return torch.stack([self._back(bar, x, weight, 1) for bar in bars])
-        found = self._back(side_by_side(bars), x, kernels(len(bars) * len(weight), x, weight), 1)
+        found = self._back(side_by_side(bars, self.out), x, kernels(len(bars) * len(weight), x, weight), 1)
         return found.reshape(len(bars), *weight.shape)
 
     def _bent(self, bar: Tensor, dots: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,8 +230,8 @@ class Convolution(Rule):
         if not self.folds:
             in_x = torch.stack([self._back(bar, x, w, 0) for w in weights])
             return in_x, torch.stack([self._back(bar, dot, weight, 1) for dot in dots])
-        images = side_by_side(dots)
-        in_x = self._in_x(bar, side_by_side(weights))
+        images = side_by_side(dots, x)
+        in_x = self._in_x(bar, side_by_side(weights, x))
         in_weight = self._back(bar, images, kernels(len(weight), images, weight), 1)
         return apart(in_x, len(dots)), apart(in_weight, len(dots))
 
@@ -240,7 +240,7 @@ class Convolution(Rule):
         terms = []
         if isinstance(self.x, Value):
             dot = dots[self.x]
-            terms.append(self._ahead(dot.flatten(0, 1), weight).unflatten(0, (len(dot), -1)))
+            terms.append(self._ahead(in_a_row(dot, x), weight).unflatten(0, (len(dot), -1)))
         if isinstance(self.weight, Value):
             terms.append(self._ahead_by(dots[self.weight]))
         if isinstance(self.bias, Value):
@@ -260,7 +260,8 @@ class Convolution(Rule):
         (bar,) = bars
         x, weight, bias = sinks_of(into, (self.x, self.weight, self.bias))
         if x is not None:
-            x.add(self._in_x(bar.flatten(0, 1), tensor_of(self.weight)).unflatten(0, (len(bar), -1)), own=True)
+            found = self._in_x(in_a_row(bar, self.out), tensor_of(self.weight))
+            x.add(found.unflatten(0, (len(bar), -1)), own=True)
         if weight is not None:
             weight.add(self._in_weight(bar), own=True)
         if bias is not None:
@@ -270,8 +271,14 @@ class Convolution(Rule):
         x, weight, _ = sinks_of(into, (self.x, self.weight, self.bias))
         if x is None or weight is None:
             return
-        for sink, found in zip((x, weight), self._bent(bars[0][0], dots[self.x], dots[self.weight]), strict=True):
+        bar = in_a_row(bars[0], self.out)  # that of all vectors
+        for sink, found in zip((x, weight), self._bent(bar, dots[self.x], dots[self.weight]), strict=True):
             sink.add(found, own=True)
+
+
+def has_channels_last(image: Tensor) -> bool:
+    """Whether the channels of images (n, c, ...) come last in memory, and could not be said to come first as well."""
+    return image.ndim == 4 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
 
 
 def kernels(number: int, images: Tensor, weight: Tensor) -> Tensor:
@@ -283,15 +290,30 @@ def kernels(number: int, images: Tensor, weight: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def side_by_side(images: Tensor) -> Tensor:
-    """(k, n, c, ...) as one image of k c channels for each of n, which come last in memory if they did.
+def in_a_row(images: Tensor, like: Tensor) -> Tensor:
+    """(k, n, c, ...) as k n images, or kernels, whose channels come last in memory if those of `like` do.
+
+    torch would bring them into that layout as well, for each convolution and by a kernel that is far slower.
 
     Example:
-        >>> side_by_side(torch.arange(4.0).reshape(2, 1, 2, 1, 1)).flatten().tolist()
+        >>> last = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)
+        >>> [has_channels_last(in_a_row(torch.ones(2, 1, 2, 3, 3), like)) for like in (last, last.contiguous())]
+        [True, False]
+    """
+    if has_channels_last(like):
+        return images.permute(0, 1, 3, 4, 2).contiguous().flatten(0, 1).permute(0, 3, 1, 2)
+    return images.flatten(0, 1)
+
+
+def side_by_side(images: Tensor, like: Tensor) -> Tensor:
+    """(k, n, c, ...) as one image, or kernel, of k c channels for each of n; they come last if those of `like` do.
+
+    Example:
+        >>> side_by_side(torch.arange(4.0).reshape(2, 1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten().tolist()
         [0.0, 1.0, 2.0, 3.0]
     """
-    if images.ndim == 5 and images[0].is_contiguous(memory_format=torch.channels_last):
-        return images.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+    if has_channels_last(like):
+        return images.permute(1, 3, 4, 0, 2).contiguous().flatten(3).permute(0, 3, 1, 2)
     return images.transpose(0, 1).flatten(1, 2)
 
 
@@ -302,9 +324,7 @@ def apart(image: Tensor, k: int) -> Tensor:
 
 def laid_as(images: Tensor, like: Tensor) -> Tensor:
     """(k, n, c, ...) with channels last in memory if those of (n, c, ...) are."""
-    if like.ndim != 4 or like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last):
-        return images
-    return images.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(images.shape)
+    return in_a_row(images, like).unflatten(0, images.shape[:2]) if has_channels_last(like) else images
 
 
 class MaxPool(Rule):
