@@ -133,8 +133,10 @@ def test_a_copy_starts_with_nothing():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("size", [3, SMALL])
-def test_a_snapshot_knows_values_and_nothing_else(device, size):
+def test_a_snapshot_knows_values_and_nothing_else(monkeypatch, device, size, packed):
+    monkeypatch.setattr("ritz.held.PACKED_ON", (device,) if packed else ())
     first, second = torch.arange(float(size), device=device), torch.tensor([1, 2], device=device)
     taken = Snapshot([first, second, first[:2]])
     assert taken.compare([first.clone(), second, first[:2]])()

@@ -14,7 +14,8 @@ from .replay import place_of
 
 T = TypeVar("T")
 
-SMALL = 1 << 20  # entries of a tensor that is compared together with others
+SMALL = 1 << 20  # entries of a tensor that is compared together with others,
+PACKED_ON = ("cuda",)  # on these kinds of devices
 
 
 class Snapshot:
@@ -57,11 +58,11 @@ class Snapshot:
         return waited
 
     def _packed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Large tensors as they are, the small ones of a kind as one: a GPU is given each by a call of its own."""
+        """On a GPU, which is given each by a call of its own, the small ones of a kind as one; others as they are."""
         if not _are(tensors, self._last):
             parts: dict[Hashable, list[Tensor]] = {}
             for x in tensors:
-                kind = (x.dtype, x.device) if x.numel() < SMALL else id(x)
+                kind = (x.dtype, x.device) if x.numel() < SMALL and x.device.type in PACKED_ON else id(x)
                 parts.setdefault(kind, []).append(x)
             self._last, self._parts = list(tensors), list(parts.values())
         return [part[0] if len(part) == 1 else torch.cat([x.reshape(-1) for x in part]) for part in self._parts]
