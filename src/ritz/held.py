@@ -182,41 +182,32 @@ class Held:
             room: How many bytes there are for all results, asked when there is one more.
             work: With the results.
         """
-        done = work(self._find(key, state, data, make, room))
-        return done if self._stands() else work(self._find(key, state, data, make, room))
-
-    def _find(
-        self,
-        key: Hashable,
-        state: Sequence[Tensor],
-        data: Sequence[Tensor],
-        make: Callable[[], Sequence[Tensor]],
-        room: Callable[[], float],
-    ) -> Results:
         if not _are(state, self._last):
-            return Results(make())
-        place, versions = (key, self._where, place_of(data)), tuple(0 if x.is_inference() else x._version for x in data)
+            return work(Results(make()))
+        place = key, self._where, place_of(data)
+        versions = tuple(0 if x.is_inference() else x._version for x in data)
         entry = self._found.get(place)
-        if entry is not None:
+        if entry is not None and entry.fresh and entry.versions == versions:
             self._found.move_to_end(place)
-            if entry.fresh and entry.versions == versions:
-                return entry.results
-        if not self._stands():
-            entry = self._found.get(place)
-        results = Results(make())
+            done = work(entry.results)
+            if self._stands():
+                return done
+        self._stands()
+        results, entry = Results(make()), self._found.get(place)
         size = sum(x.numel() * x.element_size() for x in results)
         if entry is not None:
             for old, new in zip(entry.results, results, strict=True):
                 old.copy_(new)
             entry.versions, entry.fresh = versions, True
+            self._found.move_to_end(place)
         elif self.keeps and size <= (most := room()):
             self._found[place] = entry = _Entry([*state, *data], versions, results, size)
             while self.size > most:
                 self._found.popitem(last=False)
         if entry is None:
-            return results
+            return work(results)
         self._state = self._state or Snapshot(state)
-        return entry.results
+        return work(entry.results)
 
     def __getstate__(self) -> dict[str, object]:  # they belong to this process
         return {}

@@ -145,10 +145,9 @@ def _taken_over(fresh: Path, path: Path) -> bool:
         return False
     with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
         if fcntl is not None:
+            # not `lockf`, which ends when the process closes any file of that path
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(
-                    file, fcntl.LOCK_EX
-                )  # not `lockf`, which ends when the process closes any file of that path
+                fcntl.flock(file, fcntl.LOCK_EX)
         found = owner(path)
         same = os.fstat(file.fileno()).st_ino == path.stat().st_ino  # else another process was quicker
         if same and found is not None and not at_work(found):

@@ -535,6 +535,12 @@ def whole(model, X, Y):
     return ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(cache=False)))
 
 
+def dense_layer() -> tuple[ritz.Hessian, torch.Tensor, torch.Tensor]:
+    """The compiled Hessian of a single layer, and its data."""
+    X, Y = torch.randn(8, 3), torch.arange(8) % 3
+    return ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True))), X, Y
+
+
 @pytest.fixture
 def kept():
     """A small network and its compiled Hessian, asked for twice."""
@@ -633,8 +639,7 @@ def test_a_part_that_writes_to_what_is_kept_is_not_trusted(keeps, monkeypatch, c
         return writes
 
     monkeypatch.setattr(compilation, "lowered", lowered)
-    X, Y = torch.randn(8, 3), torch.arange(8) % 3
-    H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    H, *_ = dense_layer()
     V = columns(H.dim)
     with caplog.at_level(logging.INFO, "ritz"):
         for _ in range(3):
@@ -648,8 +653,7 @@ def test_a_graph_that_cannot_be_taken_apart_is_compiled_whole(keeps, monkeypatch
         raise RuntimeError("an operation that writes")
 
     monkeypatch.setattr(compilation, "partition", refuse)
-    X, Y = torch.randn(8, 3), torch.arange(8) % 3
-    H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=ritz.Plan(compile=True)))
+    H, X, Y = dense_layer()
     V = columns(H.dim)
     with caplog.at_level(logging.INFO, "ritz"):
         for _ in range(3):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...batches import Batch, tensors_of
 from ...held import Snapshot
 from ...memory import free_memory, is_shortage
-from ...replay import place_of, settings_of
+from ...replay import place_of
 from ...risk import Params, Risk
 from .factors import factored, pays, room_of
 from .rules import Hidden
@@ -62,7 +62,7 @@ class Tapes:
         risk = self.risk
         cached = self.works and risk.device.type == "cpu" and risk.plan.cache is not False and risk.batches.cached
         keeps = cached and risk.static and not risk.dropout and not risk.replays
-        settings = settings_of(risk.model.modules()) if keeps else None
+        settings = risk.settings() if keeps else None
         same = keeps and self.keeps and (self._weights is None or self._weights.compare(self._state())())
         if not (same and self._settings == settings):
             self._forget()
