@@ -15,10 +15,10 @@ from . import (
     damping_cifar_figure,
     logistic_damping,
     logistic_damping_claims,
+    margins_along,
     margins_batch,
     margins_batch_figure,
     margins_classes,
-    margins_lenet,
     margins_scaling,
     margins_timing,
     mnist_mlp,
@@ -98,6 +98,14 @@ def _decays(paper: str, item: str, title: str, source: str, short: str = "") -> 
     return Experiment(paper, item, title, source, run, figure, cifar_spectra_claims.decay_claims, short)
 
 
+def _along(item: str, title: str, where: str) -> Experiment:
+    """Traces of samples against margins along the training of a network."""
+    run, claims = partial(margins_along.run, item), partial(margins_along.claims, item)
+    course = margins_along.COURSES[item]
+    short = "" if course.short_stops == course.stops else "a quarter of the steps"
+    return Experiment("margins", item, title, f"seed 003, {where}", run, margins_along.figure, claims, short)
+
+
 def _vgg16(item: str, title: str, where: str) -> Experiment:
     """VGG-16 on CIFAR-100 with flat and learned damping."""
     source, run = f"seed 004, {where}", partial(damping_cifar_claims.run, item)
@@ -166,10 +174,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "margins", "affine", "Hessian traces of an affine predictor", "seed 003, figure 2", _affine, affine.figure,
         affine.claims,
     ),
-    Experiment(
-        "margins", "lenet", "Hessian traces of samples against margins, LeNet along training", "seed 003, figure 3",
-        margins_lenet.run, margins_lenet.figure, margins_lenet.claims,
-    ),
+    _along("lenet", "Hessian traces of samples against margins, LeNet along training", "figure 3"),
+    _along("f1-small", "the same for a dense network with BatchNorm, batches of 256", "appendix B.1"),
+    _along("f1-large", "the same for a dense network with BatchNorm, batches of 4096", "appendix B.1"),
     Experiment(
         "margins", "batches", "small against large batches, network F1", "seed 003, section 4 and appendix B.1",
         margins_batch.run, margins_batch_figure.figure, margins_batch.claims,

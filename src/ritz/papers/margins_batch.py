@@ -13,7 +13,7 @@ short last batches are left out, so that steps are 10,062 and 9,996. "Longer" is
 and 16 times at the budget paper. All curvature is that of the loss on all training images in evaluation mode, BatchNorm
 with its running statistics: PyHessian's mode. Traces are exact, lambda_1 is a Ritz value and so a lower bound. Margins
 have their sign, where the paper takes their size: the two differ where a training point is wrong. They are not
-normalised, as in the paper. Correlations of appendix B.1 are taken at the end of training, not along it.
+normalised, as in the paper. Correlations of appendix B.1 are those at the end of training (`margins_along`: along it).
 Fashion-MNIST stands beside as data of the same form that the paper does not have: what is asked of it is ours.
 
 A confound that the comparison has by design: at equal steps the large batch has seen 16 times as many images, so "had
@@ -49,7 +49,7 @@ LEARNING_RATE, STEPS = 0.1, 10_000
 SMALL, LARGE = 256, 4096
 DATA = ("MNIST", "FashionMNIST")
 LONGER = 16  # times the steps, at the budget paper
-NOT_RUN = "appendix B.1 along training; appendix B.2, on CIFAR-10, whose files are not at hand"
+NOT_RUN = "appendix B.2, on CIFAR-10, whose files are not at hand"
 BINS = 60
 AT_ONCE = 10_000  # images in one pass: so few batches that a GPU does not wait
 

@@ -30,8 +30,8 @@ from ..measures.study.correlation import pearson
 from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting
+from .margins_along import recipe
 from .margins_hutchinson import by_package, one_by_one
-from .margins_lenet import recipe
 from .margins_points import drawn, load_grey, mean, risk_of, short
 from .train import train
 

@@ -1,4 +1,4 @@
-"""Figure 3 of seed 003: the whole path on drawn images, and claims that can go either way."""
+"""Figure 3 and appendix B.1 of seed 003: the whole path on drawn images, and claims that can go either way."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ritz.papers import margins_lenet, margins_points
+from ritz.papers import margins_along, margins_points
 from ritz.papers.experiment import Setting
 
 
@@ -40,7 +40,7 @@ def verdicts(right: tuple[float, ...], wrong: float) -> dict[str, str]:
         for seed in (0, 1, 2)
         for steps, r in zip((0, 500, 5000), right, strict=False)
     ]
-    return {claim.text: claim.verdict for claim in margins_lenet.claims(rows)}
+    return {claim.text: claim.verdict for claim in margins_along.claims("lenet", rows)}
 
 
 def test_what_the_paper_saw_would_hold():
@@ -53,7 +53,7 @@ def test_the_opposite_is_refuted():
 
 def test_a_rise_is_judged_between_the_steps_of_the_paper_and_the_stop_between_them_is_ours():
     rows = [row(s, n, r, 0.9, 10.0 + n) for s in (0, 1, 2) for n, r in ((0, 0.5), (500, 0.95), (5000, 0.9))]
-    found = [claim for claim in margins_lenet.claims(rows) if "rises" in claim.text and "ACEHT" in claim.text]
+    found = [claim for claim in margins_along.claims("lenet", rows) if "rises" in claim.text and "ACEHT" in claim.text]
     told = [(claim.text.split("change ")[1].split(" steps")[0], claim.ours, claim.verdict) for claim in found]
     assert told == [("from 0 to 5000", False, "holds"), ("from 500 to 5000", True, "refuted")]
     assert "r from 0.951 to 0.901" in found[1].evidence
@@ -64,7 +64,7 @@ def test_seeds_with_a_handful_of_wrong_points_are_left_out_and_steps_where_all_h
     for one in rows:
         if one["steps"] == 500 or one["seed"] == 0:
             one["aceht"]["incorrect"]["n"] = 9
-    claims = [claim for claim in margins_lenet.claims(rows) if claim.text.startswith("no correlation of")]
+    claims = [claim for claim in margins_along.claims("lenet", rows) if claim.text.startswith("no correlation of")]
     found = [claim for claim in claims if "ACEHT" in claim.text]
     assert [claim.text[-len("r after 0 steps") :] for claim in found] == ["r after 0 steps"]
     assert "1 of 2 seeds have 10 wrong points or more, 100 to 100" in found[0].evidence
@@ -73,7 +73,7 @@ def test_seeds_with_a_handful_of_wrong_points_are_left_out_and_steps_where_all_h
 def test_the_whole_path_runs_and_looks_at_start_and_stops(monkeypatch):
     monkeypatch.setattr(margins_points, "load_images", drawn_images)
     calls = []
-    rows, claims = margins_lenet.run(Setting("smoke"), lambda *now: calls.append(now))
+    rows, claims = margins_along.run("lenet", Setting("smoke"), lambda *now: calls.append(now))
     assert [(r["seed"], r["steps"]) for r in rows] == [(s, n) for s in (0, 1) for n in (0, 3, 12)]
     assert [("points" in r, "ruled" in r) for r in rows] == [(s == 0, n == 12) for s in (0, 1) for n in (0, 3, 12)]
     assert all(r["correct"] + r["incorrect"] == 60 and abs(r["aceht"]["incorrect"]["r"]) <= 1 for r in rows)
@@ -82,8 +82,37 @@ def test_the_whole_path_runs_and_looks_at_start_and_stops(monkeypatch):
     assert {claim.paper for claim in claims} == {"seed 003"}
     json.dumps(rows)
     pytest.importorskip("matplotlib")
-    drawing = margins_lenet.figure(rows)
+    drawing = margins_along.figure(rows)
     assert [ax.get_title()[:2] for ax in drawing.axes] == ["0 ", "3 ", "12", "ev"]
+
+
+@pytest.mark.parametrize("item", ["f1-small", "f1-large"])
+def test_the_network_of_the_appendix_is_asked_the_same_on_batches_of_its_own(monkeypatch, item):
+    monkeypatch.setattr(margins_points, "load_images", drawn_images)
+    rows, claims = margins_along.run(item, Setting("smoke"), lambda *now: None)
+    assert [(r["seed"], r["steps"]) for r in rows] == [(s, n) for s in (0, 1) for n in (0, 3, 12)]
+    assert not any("ruled" in row for row in rows)
+    assert {claim.where for claim in claims if "correct points is 0.8" in claim.text} == {"appendix B.1"}
+    assert f"batches of {margins_along.COURSES[item].batch_size}" in claims[0].evidence
+
+
+def test_nothing_is_asked_of_wrong_points_where_there_are_none_nor_of_a_rise_where_nothing_is_learned():
+    rows = [
+        row(seed, steps, 0.9, 0.9, 100.0 if steps else 10.0) for seed in (0, 1, 2) for steps in (0, 500, 5000, 9000)
+    ]
+    for one in rows:
+        del one["ruled"]
+        if one["steps"]:
+            one["everywrong"] = {axis: {"n": 0, "r": float("nan")} for axis in margins_points.AXES}
+            one["aceht"]["incorrect"]["n"] = one["bound"]["incorrect"]["n"] = 0
+    texts = [claim.text for claim in margins_along.claims("f1-small", rows)]
+    assert [text for text in texts if "incorrect" in text or "wrong" in text] == [
+        f"no correlation of traces and {name} for incorrect points: r after 0 steps"
+        for name in ("ACEHT", "the margin bound")
+    ]
+    assert [text.split(": ")[1] for text in texts if "rises" in text] == [
+        "change from 0 to 5000 steps, correct points"
+    ] * 2
 
 
 def test_runs_to_a_step_are_one_run_looked_at_along_the_way():
@@ -91,7 +120,7 @@ def test_runs_to_a_step_are_one_run_looked_at_along_the_way():
 
     (X, y), _ = drawn_images("", None, "cpu")
     data = {"train": (X.unflatten(1, (1, 28, 28))[:240], y[:240])}
-    longer = train(margins_lenet.recipe(0, 2), data)
-    shorter = train(margins_lenet.recipe(0, 1), data)
+    longer = train(margins_along.recipe(0, 2), data)
+    shorter = train(margins_along.recipe(0, 1), data)
     assert longer.history.column("loss")[1][0] == shorter.history.column("loss")[1][0]
     assert (shorter.steps, longer.steps) == (2, 4)

@@ -1,22 +1,27 @@
-"""Figure 3 of seed 003: Hessian traces of single samples against ACEHT and the margin bound, LeNet on MNIST.
+"""Figure 3 and appendix B.1 of seed 003: Hessian traces of single samples against ACEHT and the margin bound.
 
 The paper trains LeNet by SGD with a learning rate and a batch size that it does not state, takes 1,000 training points
-at the start, after 5,000 and after 10,000 steps, and finds r between 0.8 and 1 for points that are classified
-correctly, rising with the training accuracy, and no correlation for the others. Here the learning rate is 0.05, without
-momentum, and batches have 120 images, so that 500 steps are an epoch; 500 steps are looked at too, which the paper does
-not show apart. Runs to each of these steps share seed, start and batches, so that they are one run looked at along the
-way. Other rates, batch sizes and networks, of which the paper says that they do not matter, are not run.
+of MNIST at the start, after 5,000 and after 10,000 steps, and finds r between 0.8 and 1 for points that are classified
+correctly, rising with the training accuracy, and no correlation for the others. In appendix B.1 it finds the same for a
+fully connected network with BatchNorm and batches of 256 and of 4096. Here (`COURSES`):
+
+- LeNet has learning rate 0.05, without momentum, and batches of 120 images, so that 500 steps are an epoch.
+- The network of the appendix is F1 of Keskar et al. with learning rate 0.1 and whole batches, as in `margins_batch`.
+- An early stop is looked at too, which the paper does not show apart.
+- Runs to each of these steps share seed, start and batches, so that they are one run looked at along the way.
+- BatchNorm has its running statistics, as PyHessian takes a network in evaluation mode.
 
 The last statement has theory against it. For a network that is affine in each single weight Tr H_i = sum_k p_k
 |grad(f_k - sum_j p_j f_j)|^2, in which the label does not occur; nor does it in ACEHT. So right and wrong points obey
 the same law, and r over the wrong ones can only be less where these are few or all alike. Estimates do not obey it:
 those of wrong points have far more noise (see `margins_hutchinson`). So r is also taken over up to 1,000 wrong points
-of the whole training set (`everywrong`), and over right and wrong ones with traces by PyHessian's rule (`ruled`), which
-is what the paper had.
+of the whole training set (`everywrong`), and for LeNet over right and wrong ones with traces by PyHessian's rule
+(`ruled`), which is what the paper had. Where no training point is wrong the paper sets r to 0; here nothing is asked.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,7 +33,7 @@ from ..estimators.samples import sample_traces
 from ..measures.margins.summaries import sample_aceht
 from ..measures.outputs import Outputs, sample_outputs
 from ..measures.study.correlation import pearson, without_outliers
-from ..models import lenet5
+from ..models import keskar_f1, lenet5
 from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting
@@ -41,8 +46,6 @@ from .recipe import Recipe, on_parameters
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEARNING_RATE, BATCH_SIZE = 0.05, 120
-STOPS = (1, 10, 20)  # epochs: 500, 5,000 and 10,000 steps of 60,000 images
 NUM_RULED = 200  # of each kind, for PyHessian's rule takes one at a time
 LEAST = 10  # points of a correlation
 LOW, STRONG = 0.3, 0.8  # |r| below which there is "no correlation", and from which the paper speaks of one
@@ -50,30 +53,76 @@ LOW, STRONG = 0.3, 0.8  # |r| below which there is "no correlation", and from wh
 _claim = partial(Claim, paper="seed 003")
 
 
-def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
-    """Train, look at the stops, judge."""
+@dataclass(frozen=True)
+class Course:
+    """A network along its training.
+
+    Attributes:
+        title: For people.
+        model: Makes it.
+        lr: Of SGD without momentum.
+        batch_size: Images of a step.
+        stops: The epochs after which it is looked at, by the paper but for the first.
+        short_stops: At the budget short.
+        where: Three places of the paper: r with ACEHT, r with the margin bound, both along training.
+        seeds: How many, at budgets smoke, short and paper.
+        ruled: Whether traces are taken by PyHessian's rule as well.
+    """
+
+    title: str
+    model: Callable[[], nn.Module]
+    lr: float
+    batch_size: int
+    stops: tuple[int, int, int]
+    short_stops: tuple[int, int, int]
+    where: tuple[str, str, str] = ("appendix B.1",) * 3
+    seeds: tuple[int, int, int] = (2, 2, 4)
+    ruled: bool = False
+
+
+COURSES = {
+    "lenet": Course(  # 500, 5,000 and 10,000 steps of 60,000 images
+        "LeNet on MNIST", lenet5, 0.05, 120, (1, 10, 20), (1, 10, 20), ("figure 3a", "figure 3b", "figure 3c"),
+        seeds=(2, 4, 8), ruled=True,
+    ),
+    "f1-small": Course("F1 on MNIST", keskar_f1, 0.1, 256, (1, 21, 43), (1, 5, 11)),  # 234, 4,914 and 10,062 steps
+    "f1-large": Course("F1 on MNIST", keskar_f1, 0.1, 4096, (17, 357, 714), (17, 89, 179)),  # 238, 4,998 and 9,996
+}  # fmt: skip
+
+
+def run(item: str, setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
+    """Train, look at the stops, judge; `partial(run, "lenet")` is an experiment."""
+    course = COURSES[item]
     data = load_grey("MNIST", setting, setting.pick(360, 60_000, 60_000), setting.pick(200, 10_000, 10_000))
-    stops = (1, 4) if setting.budget == "smoke" else STOPS
+    stops = {"smoke": (1, 4), "short": course.short_stops, "paper": course.stops}[setting.budget]
+    batch_size = min(course.batch_size, setting.pick(120, 60_000, 60_000))
     recipes = {
-        f"seed{seed}-epochs{epochs}": recipe(seed, epochs)
-        for seed in range(setting.num_seeds(2, 4, 8))
+        f"seed{seed}-epochs{epochs}": recipe(seed, epochs, item, batch_size)
+        for seed in range(setting.num_seeds(*course.seeds))
         for epochs in reversed(stops)
     }
     num, num_ruled = setting.pick(60, NUM_POINTS, NUM_POINTS), setting.pick(3, NUM_RULED, NUM_RULED)
     last = max(stops)
+    finish = partial(measured, num=num, first=last, num_ruled=num_ruled if course.ruled else 0)
     runs = train_all(
-        recipes, data, setting, item="lenet", finish=partial(measured, num=num, first=last, num_ruled=num_ruled),
-        progress=progress, evaluate_every=last, checkpoint_every=last, train_subset=1000,
+        recipes, data, setting, item=item, finish=finish, progress=progress, evaluate_every=last,
+        checkpoint_every=max(1, last // 10), train_subset=1000,
     )  # fmt: skip
     rows = [row for run in runs.values() for row in run.found["rows"]]
-    return sorted(rows, key=lambda row: (row["seed"], row["steps"])), claims(rows)
+    return sorted(rows, key=lambda row: (row["seed"], row["steps"])), claims(item, rows)
 
 
-def recipe(seed: int, epochs: int) -> Recipe:
-    """LeNet-5 by SGD with one learning rate."""
+def recipe(seed: int, epochs: int, item: str = "lenet", batch_size: int | None = None) -> Recipe:
+    """A network by SGD with one learning rate, on whole batches.
+
+    Example:
+        >>> [recipe(0, epochs, "f1-large").run(60_000).num_steps for epochs in COURSES["f1-large"].stops]
+        [238, 4998, 9996]
+    """
+    course = COURSES[item]
     return Recipe(
-        name="LeNet on MNIST", model=lenet5, epochs=epochs, batch_size=BATCH_SIZE, seed=seed,
-        optimizer=partial(on_parameters, kind=torch.optim.SGD, lr=LEARNING_RATE),
+        name=course.title, model=course.model, epochs=epochs, batch_size=batch_size or course.batch_size, seed=seed,
+        drop_last=True, optimizer=partial(on_parameters, kind=torch.optim.SGD, lr=course.lr),
     )  # fmt: skip
 
 
@@ -97,7 +146,7 @@ def measured(
         outputs = sample_outputs(risk)
         row |= fit(outputs, sample_outputs(risk.on(data["test"])))
         row |= correlations(model, data["train"], outputs, num, recipe.seed)
-        if steps == done.steps and recipe.epochs == first:
+        if steps == done.steps and recipe.epochs == first and num_ruled:
             row["ruled"] = ruled(model, data["train"], outputs, num_ruled, recipe.seed)
         if recipe.seed > 0:
             del row["points"]  # a figure shows one seed
@@ -132,27 +181,34 @@ def ruled(model: nn.Module, data: Data, outputs: Outputs, num: int, seed: int) -
 # ---------------------------------------------------------------------------------------------- claims
 
 
-def claims(rows: Rows) -> list[Claim]:
-    """What the paper says of figure 3, beside means over seeds."""
+def claims(item: str, rows: Rows) -> list[Claim]:
+    """What the paper says of figure 3 or of appendix B.1, beside means over seeds."""
+    course = COURSES[item]
     steps = sorted({row["steps"] for row in rows})
     shown = [steps[0], *steps[2:]] if len(steps) > 2 else steps  # by the paper: the first stop is ours
     seeds = len({row["seed"] for row in rows})
-    seen = f"{seeds} seeds, SGD, learning rate {LEARNING_RATE:g}, batches of {BATCH_SIZE}, exact traces"
+    seen = f"{seeds} seeds, SGD, learning rate {course.lr:g}, batches of {course.batch_size}, exact traces"
     found = []
-    for name, key in (("ACEHT", "aceht"), ("the margin bound", "bound")):
-        where, note = ("figure 3a", "") if key == "aceht" else ("figure 3b", f"; {BOUND}")
+    for place, (name, key) in enumerate((("ACEHT", "aceht"), ("the margin bound", "bound"))):
+        note = f"; {BOUND}" if key == "bound" else ""
         for step in steps[1:]:
             found.append(_claim(
-                where=where, text=f"r of traces and {name} for correct points is 0.8 to 1: after {step} steps",
+                where=course.where[place],
+                text=f"r of traces and {name} for correct points is 0.8 to 1: after {step} steps",
                 expected=STRONG, relation=">=", measured=_mean(rows, step, key, "correct", "filtered"),
                 evidence=f"{seen}; outliers removed; with them {_listed(rows, step, key, 'correct', 'r')}{note}",
             ))  # fmt: skip
         found += [_incorrect(rows, s, name, key, seen) for s in steps if _values(rows, s, key, "incorrect", "r")]
-        found.append(_everywrong(rows, steps[-1], name, key, seen))
-        found += [_rises(rows, a, b, name, key, ours=False) for a, b in pairwise(shown)]
-        if shown != steps:
-            found.append(_rises(rows, steps[1], steps[2], name, key, ours=True))
+        found += _everywrong(rows, steps[-1], name, key, seen)
+        pairs = [(a, b, False) for a, b in pairwise(shown)]
+        pairs += [(steps[1], steps[2], True)] if shown != steps else []
+        found += [_rises(rows, a, b, name, key, course.where[2], ours) for a, b, ours in pairs if _learns(rows, a, b)]
     return [*found, _with_margins(rows, steps), *_by_the_rule(rows, steps[-1])]
+
+
+def _learns(rows: Rows, first: int, second: int) -> bool:
+    """Whether the training accuracy rises at all: "rises with it" asks nothing else."""
+    return bool((paired(rows, "train_accuracy", {"steps": first}, {"steps": second}) > 0).any())
 
 
 def _with_margins(rows: Rows, steps: Sequence[int]) -> Claim:
@@ -177,6 +233,8 @@ def _by_the_rule(rows: Rows, step: int) -> list[Claim]:
         ("correct", {"expected": STRONG, "relation": ">="}), ("incorrect", {"expected": 0.0, "tolerance": LOW})
     ):  # fmt: skip
         own = [row["ruled"][word] for row in rows if row["steps"] == step and word in row.get("ruled", {})]
+        if not own:
+            continue
         parts = {key: [one[key] for one in own] for key in ("r", "exact_r", "error", "probes", "negative", "n")}
         seen = {key: float(mean(key, values).value) for key, values in parts.items()}
         found.append(_claim(
@@ -200,24 +258,26 @@ def _incorrect(rows: Rows, step: int, name: str, key: str, seen: str) -> Claim:
     )  # fmt: skip
 
 
-def _everywrong(rows: Rows, step: int, name: str, key: str, seen: str) -> Claim:
-    own = [row for row in rows if row["steps"] == step]
+def _everywrong(rows: Rows, step: int, name: str, key: str, seen: str) -> list[Claim]:
+    own = [row for row in rows if row["steps"] == step and row["everywrong"][key]["n"] >= LEAST]
+    if not own:
+        return []
     found = [row["everywrong"][key] for row in own]
     counts, few = ([one[field] for one in part] for part, field in ((found, "n"), (own, "incorrect")))
     why = {
         "aceht": "neither the trace nor ACEHT depends on the label, so wrong points obey the law of right ones",
         "bound": "the trace does not depend on the label, the bound does so by the size of the margin",
     }
-    return _claim(
+    return [_claim(
         where="section 3.2.1", text=f"no correlation over wrong points of all training data: r of traces and {name} "
         f"after {step} steps", expected=0.0, tolerance=LOW, measured=mean("r", [one["r"] for one in found]),
         evidence=f"{seen}; {min(counts)} to {max(counts)} wrong points of a seed, for among the {NUM_POINTS} there are "
         f"{min(few)} to {max(few)}; outliers kept, without them "
         f"{float(mean('r', [one['filtered'] for one in found]).value):.3f}; {why[key]}",
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
-def _rises(rows: Rows, first: int, second: int, name: str, key: str, ours: bool) -> Claim:
+def _rises(rows: Rows, first: int, second: int, name: str, key: str, where: str, ours: bool) -> Claim:
     """r and the training accuracy go up together, at equal seed."""
     flat = [{**row, "r": row[key]["correct"]["filtered"], "rho": row[key]["correct"]["rho"]} for row in rows]
     change, ranks, better = (
@@ -225,7 +285,7 @@ def _rises(rows: Rows, first: int, second: int, name: str, key: str, ours: bool)
     )
     start, end = (float(mean("r", [row["r"] for row in flat if row["steps"] == s]).value) for s in (first, second))
     return _claim(
-        where="figure 3c", text=f"r with {name} rises with the training accuracy: change from {first} to {second} "
+        where=where, text=f"r with {name} rises with the training accuracy: change from {first} to {second} "
         "steps, correct points", expected=0.0, relation=">=", measured=mean("change of r", change.tolist()),
         evidence=f"r from {start:.3f} to {end:.3f}, rank correlation by {float(ranks.mean()):+.4f}; the training "
         f"accuracy by {float(better.min()):.2f} to {float(better.max()):.2f} points", ours=ours,
