@@ -1,8 +1,8 @@
-"""The papers' experiments, one after another, and the page that is written from their results.
+"""The papers' experiments, one after another, and the pages that are written from their results.
 
     python benchmarks/reproductions.py --only damping/table2 margins/affine --budget short --device cuda --runs runs
     python benchmarks/reproductions.py --only damping/table1 damping/figure9 --runs runs --until 450
-    python benchmarks/reproductions.py --page results docs         reproductions.md and its figures, from the files
+    python benchmarks/reproductions.py --page results docs         the pages and their figures, from the files
     python benchmarks/reproductions.py --judge results             the claims anew from the rows that were measured
 
 Every result is written as soon as it is there, to OUT/PAPER/ITEM.json. An experiment that fails is told of at the end,
@@ -23,7 +23,7 @@ from pathlib import Path
 from ritz.nonfinite import in_numbers, in_words
 from ritz.papers import experiments
 from ritz.papers.experiment import Experiment, Setting, write_result
-from ritz.papers.pages import read_results, write_page
+from ritz.papers.pages import read_results, write_pages
 
 ROOT = Path(__file__).parent.parent
 
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--commit", help="of the code, where git cannot say")
     parser.add_argument("--page", type=Path, nargs=2, metavar=("RESULTS", "DOCS"))
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
-    parser.add_argument("--quick", action="store_true", help="the page from the committed results, in build: seconds")
+    parser.add_argument("--quick", action="store_true", help="the pages from the committed results, in build: seconds")
     args = parser.parse_args()
     if args.quick:
         args.page = (ROOT / "results", ROOT / "build" / "benchmarks")
@@ -116,7 +116,7 @@ def main() -> int:
         print("\n".join(judge(args.judge)) or "nothing has changed")
         return 0
     if args.page:
-        for path in write_page(*args.page):
+        for path in write_pages(*args.page):
             print(f"wrote {path}")
         return 0
     given = ("budget", "data", "device", "seeds", "runs", "workers", "commit")

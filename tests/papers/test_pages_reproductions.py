@@ -1,4 +1,4 @@
-"""The page of reproductions is made from the result files, says what was not run, and is the one that is committed."""
+"""The pages of reproductions are made from the result files, say what was not run, and are those that are committed."""
 
 import json
 import math
@@ -64,6 +64,11 @@ def results(tmp_path):
     return folder
 
 
+def written(*args):
+    """All pages, one after the other."""
+    return "\n".join(pages.pages(*args).values())
+
+
 def lines_of(text, start):
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith(start)
@@ -71,21 +76,30 @@ def lines_of(text, start):
 
 
 def test_the_page_begins_with_all_experiments_in_the_order_of_the_table(results, tmp_path):
-    pages.write_page(results, tmp_path / "docs", TABLE)
+    pages.write_pages(results, tmp_path / "docs", TABLE)
     text = (tmp_path / "docs" / "reproductions.md").read_text(encoding="utf8")
     first, second = lines_of(text, "| [")
-    assert first[0] == "[margins lenet](#margins-lenet)"
-    assert second[:4] == ["[margins affine](#margins-affine)", "seed 003, figure 2", "paper", "1"]
+    assert first[0] == "[margins lenet](reproductions_margins.md#margins-lenet)"
+    assert second[0] == "[margins affine](reproductions_margins.md#margins-affine)"
+    assert second[1:4] == ["seed 003, figure 2", "paper", "1"]
     assert second[5:] == ["abc1234", "2 min", "1", "1", "1", "2", ""]  # none is ours
     assert "6 claims of the papers in 2 experiments: 2 hold, 1 hold in direction, 1 are refuted, 2 are not dec" in text
-    for heading in ("## margins: seed 003", "### margins lenet", "### margins affine", "## Not run"):
-        assert heading in text.splitlines()
+    assert "## Not run" in text.splitlines()
+
+
+def test_a_paper_has_a_page_of_its_own_with_a_section_for_each_experiment(results, tmp_path):
+    pages.write_pages(results, tmp_path / "docs", TABLE)
+    text = (tmp_path / "docs" / "reproductions_margins.md").read_text(encoding="utf8")
+    assert text.splitlines()[0] == "# margins: seed 003"
+    assert [line for line in text.splitlines() if line.startswith("#")][1:] == ["## margins lenet", "## margins affine"]
+    assert "2 experiments; of the paper's claims 2 hold, 1 hold in direction, 1 refuted, 2 not decidable." in text
+    assert "- [affine](#margins-affine): traces of an affine predictor" in text.splitlines()
+    assert not (tmp_path / "docs" / "reproductions_damping.md").exists()
 
 
 def test_every_claim_has_its_number_its_interval_and_its_verdict(results):
-    text = pages.page(pages.read_results(results, TABLE), TABLE)
-    affine = text[text.index("### margins affine") :]
-    rows = lines_of(affine[: affine.index("## Not run")], "| seed 003")
+    text = written(pages.read_results(results, TABLE), TABLE)
+    rows = lines_of(text[text.index("## margins affine") :], "| seed 003")
     assert [row[2:5] for row in rows] == [
         ["1", "1", "holds"],
         ["1 ± 0.1 (> 0)", "0.5", "holds in direction"],
@@ -116,10 +130,11 @@ def test_an_interval_is_shown_to_the_digits_that_matter(measured, interval, text
 
 
 def test_a_figure_is_drawn_from_the_rows_as_they_were_measured(results, tmp_path):
-    written = pages.write_page(results, tmp_path / "docs", TABLE)
-    assert [path.name for path in written] == ["reproductions_margins_lenet.png", "reproductions.md"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-    text = written[1].read_text(encoding="utf8")
+    figure, *texts = pages.write_pages(results, tmp_path / "docs", TABLE)
+    assert figure.name == "reproductions_margins_lenet.png"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in texts] == ["reproductions.md", "reproductions_margins.md"]
+    text = "".join(path.read_text(encoding="utf8") for path in texts)
     assert "![traces of LeNet](reproductions_margins_lenet.png)" in text
     assert text.count("![") == 1
 
@@ -130,19 +145,19 @@ def test_what_was_not_run_is_listed_with_the_reason(results):
         Shown("C4", "margins", "appendix B.2", "CIFAR-10", reason="not at hand"),
         Shown("C9", "margins", "figure 9", "nobody has written it", ("margins/nine",)),
     )
-    text = pages.page(pages.read_results(results, TABLE), TABLE, catalogue)
+    text = written(pages.read_results(results, TABLE), TABLE, catalogue)
     assert lines_of(text[text.index("## Not run") :], "| margins") == [
         ["margins", "C4", "appendix B.2", "CIFAR-10", "not at hand"],
         ["margins", "C9", "figure 9", "nobody has written it", "no experiment of it is here"],
     ]
     assert lines_of(text, "| damping")[0][-1] == "`ritz reproduce damping later` has no result yet"
-    everything = pages.page(pages.read_results(results, TABLE), TABLE[:2], catalogue[:1])
+    everything = written(pages.read_results(results, TABLE), TABLE[:2], catalogue[:1])
     assert "Nothing: all that the papers show is here." in everything
 
 
 def test_another_run_of_what_has_a_result_is_listed_too(results):
     catalogue = (Shown("C1", "margins", "figure 2", "affine", ("margins/affine", "damping/later")),)
-    text = pages.page(pages.read_results(results, TABLE), TABLE, catalogue)
+    text = written(pages.read_results(results, TABLE), TABLE, catalogue)
     (row,) = lines_of(text[text.index("## Not run") :], "| damping")
     assert row[-2:] == [LATER.title, "`ritz reproduce damping later` has no result yet"]
 
@@ -153,18 +168,18 @@ def test_a_section_says_what_is_less_what_was_not_begun_and_where_the_rest_is(tm
     setting.left.append("sgd-1")
     rows = [{"file": "results/rows.json", "page": "docs/rows.md"}]
     Outcome(less, setting, rows, [], 1.0).write(tmp_path)
-    text = " ".join(pages.page(pages.read_results(tmp_path), (less,)).split())
+    text = " ".join(written(pages.read_results(tmp_path), (less,)).split())
     assert "Less than at the budget paper: ten images for twenty." in text
     assert "1 runs not begun in time." in text
     assert "on [a page of their own](rows.md), from `results/rows.json`" in text
     Outcome(less, Setting("paper"), [], [], 1.0).write(tmp_path)
-    assert "ten images" not in pages.page(pages.read_results(tmp_path), (less,))
+    assert "ten images" not in written(pages.read_results(tmp_path), (less,))
 
 
 def test_questions_of_ours_are_named_so_and_counted_apart(tmp_path):
     wrong = {"expected": 1.0, "measured": 2.0}
     outcome(AFFINE, {"expected": 1.0, "measured": 1.0}, wrong | {"ours": True}).write(tmp_path)
-    text = pages.page(pages.read_results(tmp_path, TABLE), TABLE)
+    text = written(pages.read_results(tmp_path, TABLE), TABLE)
     assert "1 claims of the papers in 1 experiments: 1 hold. Questions of ours beside them" in " ".join(text.split())
     (row,) = lines_of(text, "| ours, on seed 003")
     assert row[4] == "**refuted**"
@@ -174,7 +189,7 @@ def test_questions_of_ours_are_named_so_and_counted_apart(tmp_path):
 
 def test_many_claims_are_folded_away(tmp_path):
     outcome(AFFINE, *[{"expected": 1.0, "measured": 1.0}] * (pages.MANY + 1)).write(tmp_path)
-    assert f"<summary>{pages.MANY + 1} claims</summary>" in pages.page(pages.read_results(tmp_path, TABLE), TABLE)
+    assert f"<summary>{pages.MANY + 1} claims</summary>" in written(pages.read_results(tmp_path, TABLE), TABLE)
 
 
 def test_a_result_of_an_experiment_that_is_no_more_comes_last(results):
@@ -240,16 +255,16 @@ def test_every_experiment_is_about_something_in_the_catalogue():
 
 
 @pytest.mark.skipif(not list(RESULTS.glob("*/*.json")), reason="no results are committed")
-def test_the_committed_page_is_what_the_committed_results_give():
-    committed = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf8")
-    assert committed == pages.page(pages.read_results(RESULTS))
+def test_the_committed_pages_are_what_the_committed_results_give():
+    expected = pages.pages(pages.read_results(RESULTS))
+    assert {name: (ROOT / "docs" / name).read_text(encoding="utf8") for name in expected} == expected
 
 
 def test_the_page_begins_with_the_answers_to_what_is_asked_first(results):
     asked = Highlight("margins/affine", "One?", "r"), Highlight("damping/later", "Not run?", "r")
-    text = pages.page(pages.read_results(results, TABLE), TABLE, (), asked)
+    text = written(pages.read_results(results, TABLE), TABLE, (), asked)
     (answer,) = lines_of(text, "| One?")
-    assert answer[:2] == ["One?", "[r](#margins-affine)"]
+    assert answer[:2] == ["One?", "[r](reproductions_margins.md#margins-affine)"]
     assert "Not run?" not in text
 
 
@@ -350,11 +365,11 @@ def test_what_a_run_is_short_of_comes_first_in_its_evidence(tmp_path):
     about = {"paper": "seed 003", "where": "", "text": "", "expected": 1.0, "measured": 0.5, "evidence": "x" * 900}
     outcome = Outcome(AFFINE, Setting(), [], [Claim(**about, short_of="15 of 300 epochs")], 0.0)
     outcome.write(tmp_path)
-    assert "**not decidable** | Short of the paper: 15 of 300 epochs. " in pages.page(pages.read_results(tmp_path))
+    assert "**not decidable** | Short of the paper: 15 of 300 epochs. " in written(pages.read_results(tmp_path))
 
 
 def test_the_script_writes_the_page(script, results, tmp_path, monkeypatch):
-    monkeypatch.setattr(pages.write_page, "__defaults__", (TABLE,))
+    monkeypatch.setattr(pages.write_pages, "__defaults__", (TABLE,))
     assert script("--page", results, tmp_path / "docs") == 0
     assert (tmp_path / "docs" / "reproductions.md").exists()
 

@@ -1,7 +1,8 @@
-"""The page of reproductions, written from the result files and from nothing else.
+"""The pages of reproductions, written from the result files and from nothing else.
 
-results/PAPER/ITEM.json    as `Outcome.write` leaves them
-docs/reproductions.md      what was run and how it came out, every claim beside its number, and what was not run
+results/PAPER/ITEM.json          as `Outcome.write` leaves them
+docs/reproductions.md            what is asked first, what was run and how it came out, what was not run
+docs/reproductions_PAPER.md      every claim of the paper beside its number
 docs/reproductions_PAPER_ITEM.png
 """
 
@@ -26,7 +27,7 @@ from .highlights import HIGHLIGHTS, Highlight
 
 Result = dict[str, Any]
 
-PAGE = "reproductions.md"
+PAGE = "reproductions.md"  # the first one
 MANY = 40  # claims that are folded away
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 PLURAL = dict(zip(VERDICTS, ("hold", "hold in direction", "are refuted", "are not decidable"), strict=True))
@@ -41,36 +42,46 @@ _ABSENT = {"seeds": [], "title": "", "left": []}  # what files may lack
 
 _TOP = """# The papers, reproduced
 
-What the papers trained is trained again, what they measured is measured, and their numbers and statements are put
-beside ours; their mathematics is [on a page of its own](theory.md). A claim *holds* where all that the measurement
-leaves open, its 95 % interval over seeds, batches or random vectors, is what the paper has, give or take a tolerance;
-it *holds in direction* where the number is another and the difference or the ratio is on the paper's side; it is
-*refuted* where nothing that is left open agrees; else it is *not decidable*. Verdicts are computed from the two
-numbers. Tolerances are ours, and stand beside what is expected. Where a printed number can be read in two ways, of
-another held-out set say, the nearer one is judged, and the evidence has the other. Claims that are *ours* are questions
-about what a paper shows, controls and bounds of our own: no paper states them, and they are counted apart.
+The experiments of the four papers, trained and measured again. Each printed number and each statement is a claim with a
+verdict; the papers' mathematics has [a page of its own](theory.md).
 
-At the budget *paper* an experiment is run to the end, as published or, where a paper does not say how or has none, at
-the size that we chose (module docstrings under `ritz.papers` have the choices); at *short* on fewer epochs, seeds or
-images, and the evidence says on how many. Orders and differences are then judged on what was run, for and against the
-paper. A number that only the whole training reaches, as an accuracy after 300 epochs, is neither borne out nor refuted
-by a run of 15: it is *not decidable*, and the evidence begins with what the run is short of. At *smoke* it is shown to
-run, and its verdicts say nothing.
+| verdict | when |
+| --- | --- |
+| holds | the whole 95 % interval of our measurement agrees with the paper, within the tolerance |
+| holds in direction | the number differs, but the difference or ratio is on the paper's side |
+| **refuted** | nothing in the interval agrees with the paper |
+| **not decidable** | all else: the interval has both |
 
-Two papers may print the same runs: the rows of `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, are
-those of `false-friend`, and no second evidence.
+Intervals are over seeds, batches or random vectors, and verdicts are computed from the numbers. Tolerances are ours and
+stand beside what is expected. Where a printed number can be read in two ways, as an accuracy on either of two held-out
+sets, the nearer reading is judged and the evidence gives the other. Claims marked *ours* are our own questions,
+controls and bounds: no paper states them, and they are counted apart.
 
-Written by `python benchmarks/reproductions.py --page results docs` from the files in `results`, which hold settings,
-recipes, curves and all rows that were measured. `ritz reproduce PAPER ITEM` runs an experiment. Times are those of the
-last call: runs that an earlier one had ended are not in them, and other experiments may have shared the device.
+| budget | how much is run |
+| --- | --- |
+| paper | as published or, where the paper is silent, at the size that the module under `ritz.papers` states |
+| short | fewer epochs, seeds or images; the evidence says how many |
+| smoke | seconds, to show that it runs; its verdicts say nothing |
+
+At *short*, orders and differences are judged on what was run, for and against the paper. A number that only the whole
+training reaches, such as an accuracy after 300 epochs, is *not decidable* then, and the evidence begins with what the
+run lacks.
+
+Two papers may print the same runs: `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, have the rows of
+`false-friend` and are no second evidence.
+
+`ritz reproduce PAPER ITEM` runs an experiment. These pages are written by `python benchmarks/reproductions.py --page
+results docs` from the files in `results`, which hold settings, recipes, curves and all rows that were measured. Times
+are those of the last call: they leave out runs that an earlier call had finished, and other experiments may have shared
+the device.
 """
 
 
 _SHORT = """## In short
 
-What is asked first, and the claim that answers it: a choice, for and against the papers. Where a verdict is "refuted",
-what is expected is not so on what was run: "short" is far from the papers' training, and the section that a claim links
-to says how far, with all claims and their evidence.
+The questions that are asked first, with the claims that answer them, for and against the papers. A "refuted" is about
+what was run: *short* is far from the papers' training, and the section behind the link says how far, with all claims
+and their evidence.
 """
 
 
@@ -115,8 +126,8 @@ def _read(path: Path) -> Result:
     return result
 
 
-def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Path]:
-    """The page and its figures, from the files in `results`; returns what was written."""
+def write_pages(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIMENTS) -> list[Path]:
+    """The pages and their figures, from the files in `results`; returns what was written."""
     found = read_results(results, table)
     docs.mkdir(parents=True, exist_ok=True)
     drawings = {(one.paper, one.item): one.figure for one in table if one.figure is not None}
@@ -126,32 +137,31 @@ def write_page(results: Path, docs: Path, table: Sequence[Experiment] = EXPERIME
         if draw is not None:
             written.append(docs / figure_name(result))
             draw(in_numbers(result["rows"])).savefig(written[-1], dpi=100, metadata={"Software": None})
-    return [*written, write_text(docs / PAGE, page(found, table))]
+    return [*written, *(write_text(docs / name, text) for name, text in pages(found, table).items())]
 
 
-def page(
+def pages(
     results: Sequence[Result], table: Sequence[Experiment] = EXPERIMENTS, catalogue: Sequence[Shown] = CATALOGUE,
     highlights: Sequence[Highlight] = HIGHLIGHTS,
-) -> str:  # fmt: skip
-    """The page as Markdown.
+) -> dict[str, str]:  # fmt: skip
+    """The pages as Markdown, by the names of their files: the first one, and one for each paper that has a result.
 
     Example:
-        >>> page([]).splitlines()[0]
-        '# The papers, reproduced'
+        >>> [(name, text.splitlines()[0]) for name, text in pages([]).items()]
+        [('reproductions.md', '# The papers, reproduced')]
     """
-    drawn = {(one.paper, one.item) for one in table if one.figure is not None}
-    less = {(one.paper, one.item): one.short for one in table}
-    parts = [_TOP, _short(results, highlights), _summary(results)]
-    for paper, seeds in PAPERS.items():
+    ended = ["## Not run\n", _not_run(results, table, catalogue)]
+    found = {PAGE: "\n".join([_TOP, _short(results, highlights), _summary(results), *ended]) + "\n"}
+    for paper in PAPERS:
         own = [result for result in results if result["paper"] == paper]
         if own:
-            parts.append(f"## {paper}: {' and '.join(seeds)}\n")
-        for result in own:
-            shown = (paper, result["item"]) in drawn
-            ids = [row.id for row in catalogue if f"{paper}/{result['item']}" in row.items]
-            parts.append(_section(result, ids, shown, less.get((paper, result["item"]), "")))
-    parts += ["## Not run\n", _not_run(results, table, catalogue)]
-    return "\n".join(parts) + "\n"
+            found[page_name(paper)] = _of_paper(paper, own, table, catalogue)
+    return found
+
+
+def page_name(paper: str) -> str:
+    """The file with all claims of a paper."""
+    return f"reproductions_{paper}.md"
 
 
 def figure_name(result: Mapping[str, Any]) -> str:
@@ -162,15 +172,42 @@ def figure_name(result: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------- parts
 
 
+def _of_paper(paper: str, own: Sequence[Result], table: Sequence[Experiment], catalogue: Sequence[Shown]) -> str:
+    """All experiments of a paper."""
+    drawn = {one.item for one in table if one.paper == paper and one.figure is not None}
+    less = {one.item: one.short for one in table if one.paper == paper}
+    counted = f"{_said(_counted(own))}".replace("are ", "")
+    about = f"{len(own)} experiments; of the paper's claims {counted}. [What verdicts mean, and all papers]({PAGE})."
+    listed = [f"- [{result['item']}](#{_anchor(_name(result))}): {_title(result)}" for result in own]
+    parts = [f"# {paper}: {' and '.join(PAPERS[paper])}\n", fill(about, 120) + "\n", "\n".join(listed) + "\n"]
+    for result in own:
+        item = result["item"]
+        ids = [row.id for row in catalogue if f"{paper}/{item}" in row.items]
+        parts.append(_section(result, ids, item in drawn, less.get(item, "")))
+    return "\n".join(parts)
+
+
+def _name(result: Result) -> str:
+    return f"{result['paper']} {result['item']}"
+
+
+def _title(result: Result) -> str:
+    return str(result.get("title") or result["item"])
+
+
+def _link(result: Result) -> str:
+    """Where its section is."""
+    return f"{page_name(result['paper'])}#{_anchor(_name(result))}"
+
+
 def _summary(results: Sequence[Result]) -> str:
     """A line for each experiment, and how many claims there are of each verdict."""
     rows = []
     for result in results:
-        name = f"{result['paper']} {result['item']}"
         counted = _counted([result])
         rows.append(
             (
-                f"[{name}](#{_anchor(name)})", result["source"], result["setting"]["budget"],
+                f"[{_name(result)}]({_link(result)})", result["source"], result["setting"]["budget"],
                 str(len(result.get("seeds", [])) or ""), result["machine"], result.get("commit") or "", _time(result),
                 *(str(counted[verdict] or "") for verdict in VERDICTS),
                 str(_counted([result], ours=True).total() or ""),
@@ -203,15 +240,15 @@ def _short(results: Sequence[Result], highlights: Sequence[Highlight]) -> str:
         claim = one.answer(results)
         if claim is not None:
             _, text, expected, measured, verdict, _ = _claim(claim)
-            link = f"{'ours: ' if claim.get('ours') else ''}[{text}](#{_anchor(one.place.replace('/', ' '))})"
-            rows.append((one.question, link, by_place[one.place]["setting"]["budget"], expected, measured, verdict))
+            result = by_place[one.place]
+            link = f"{'ours: ' if claim.get('ours') else ''}[{text}]({_link(result)})"
+            rows.append((one.question, link, result["setting"]["budget"], expected, measured, verdict))
     head = ("question", "claim", "budget", "expected", "measured", "verdict")
     return f"{_SHORT}\n{_table(head, rows)}\n\n## All experiments\n" if rows else ""
 
 
 def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
     """One experiment."""
-    name = f"{result['paper']} {result['item']}"
     seeds = result.get("seeds", [])
     about = [f"budget {result['setting']['budget']}"]
     if seeds:
@@ -220,14 +257,14 @@ def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
     if result.get("left"):
         about.append(f"{len(result['left'])} runs not begun in time")
     where = result["source"] + (f" ({', '.join(ids)})" if ids else "")
-    title = result.get("title") or result["item"]
+    title = _title(result)
     said = f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}."
     if less and result["setting"]["budget"] == "short":
         said += f" Less than at the budget paper: {less}."
     for row in result.get("rows", []):
         if "page" in row:  # rows and figures of their own
             said += f" Curves and figures are on [a page of their own]({Path(row['page']).name}), from `{row['file']}`."
-    parts = [f"### {name}\n", fill(said, 120, break_long_words=False, break_on_hyphens=False) + "\n"]
+    parts = [f"## {_name(result)}\n", fill(said, 120, break_long_words=False, break_on_hyphens=False) + "\n"]
     if drawn:
         parts.append(f"![{title}]({figure_name(result)})\n")
     rows = [_claim(claim) for claim in result["claims"]]
