@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import __version__
-from .batches import Batches, checksums, skeleton, tensors_of
+from .batches import Batches, mark_in_any_order, skeleton, tensors_of
 from .checkpoint import Checkpoint, Saved, Unsaved, as_checkpoint, digest
 from .operators.base import Operator
 from .risk import Risk
@@ -134,8 +134,7 @@ def of_data(batches: Batches) -> str:
     if batches.ordered or batches.cached:
         marks = [f"{skeleton(batch.data)} {mark(tensors_of(batch.data))}" for batch in batches]
         return f"{batches.num_samples} samples in {len(marks)} batches {digest(marks)}"
-    total = sum(float(checksums(batch).nan_to_num().sum()) for batch in batches)
-    return f"{batches.num_samples} samples in any order {total:.9g}"
+    return f"{batches.num_samples} samples in any order {mark_in_any_order(batches):.9g}"
 
 
 def mark(tensors: list[Tensor]) -> str:

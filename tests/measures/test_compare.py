@@ -243,6 +243,14 @@ def test_other_networks_are_compared_with_a_note():
     assert "probes are not common" in found.notes[0]
 
 
+def test_the_same_samples_in_another_order_or_precision_are_the_same_data():
+    model = network(0.0, steps=1)
+    X, y = data()
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
+    for other in (risk_of(model).on((X[order], y[order])), risk_of(model).to(dtype=torch.float64)):
+        assert ritz.compare({"a": risk_of(model), "b": other}, measures=["weight_norm"])["weight_norm"].order
+
+
 def test_bad_input_is_refused_before_any_work():
     risk = risk_of(network(0.0, steps=1))
     with pytest.raises(ValueError, match="two or more solutions"):
@@ -254,6 +262,11 @@ def test_bad_input_is_refused_before_any_work():
     X, y = data()
     with pytest.raises(ValueError, match="different data"):
         ritz.compare({"a": risk, "b": risk.on((X.flip(1), y))})
+    with pytest.raises(ValueError, match="a and b are on different data"):  # the same inputs and labels, paired anew
+        ritz.compare({"a": risk, "b": risk.on((X, y.roll(1)))})
+    two = {"a": risk.on(data(30, 1)), "b": risk.on(data(30, 2))}
+    with pytest.raises(ValueError, match="a and b are tested on different data"):
+        ritz.compare({"a": risk, "b": risk}, test=two)
     with pytest.raises(ValueError, match="nothing for b"):
         ritz.compare({"a": risk, "b": risk}, test={"a": risk})
     seen = []

@@ -204,6 +204,16 @@ def test_the_state_of_amsgrad_in_torch_is_that_of_gadamx():
     torch.testing.assert_close(train(model, ours, 2)[-1], train(other, continued, 2)[-1], rtol=1e-4, atol=1e-7)
 
 
+def test_the_state_of_adamw_as_it_is_goes_on_with_the_settings_that_it_lacks():
+    model = network()
+    theirs = AdamW(model.parameters(), lr=0.05, amsgrad=True)
+    train(model, theirs, 3)
+    ours = GadamX(model.parameters(), lr=0.1, p=0.25, start=0)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert [(group["p"], group["lr"]) for group in ours.param_groups] == [(0.25, 0.05)]
+    assert len(train(model, ours, 2)) == 2
+
+
 # --------------------------------------------------------------------------------------------- both: the average
 
 

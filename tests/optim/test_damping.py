@@ -230,20 +230,40 @@ def test_a_probe_for_each_batch_tells_its_error_where_one_for_all_does_not(digit
     assert told[None][1] < told[1][1]
 
 
-def test_a_ragged_batch_counts_by_its_size():
-    """The noise of the batches told of is that of the first one, whatever came after."""
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+def test_a_ragged_batch_counts_by_its_size(sizes):
+    """The noise told of is that of the largest batch of the window, be it the first or not."""
     risk, each = simulated(6, 3)
-    whole, ragged = Stream(risk), Stream(risk)
-    whole.size = 4
-    whole.add((each[:4], torch.zeros(4)), 0)
-    whole.add((each[:4], torch.zeros(4)), 1)
-    ragged.add((each[:4], torch.zeros(4)), 0)
-    ragged.add((each[:2], torch.zeros(2)), 1)
-    A, B = each[0], each[1]
-    v = risk.space.probes([1], 0, dtype=torch.float64)[0]
-    v = v / v.norm()
-    assert ragged.samples[0] == whole.samples[0]
-    assert ragged.samples[1][0] == pytest.approx(float(((A - B) @ v).square().sum()) / 2 / 4)
+    stream = Stream(risk)
+    for index, size in enumerate(sizes):
+        stream.add((each[:size], torch.zeros(size)), index)
+    estimate = stream.take()["noise"]
+    assert "batches of 4" in estimate.convention
+    for index, size in enumerate(sizes):
+        A, B = (part.mean(0) for part in each[:size].chunk(2))
+        v = risk.space.probes([index], 0, dtype=torch.float64)[0]
+        v = v / v.norm()
+        assert float(estimate.samples[index]) == pytest.approx(float(((A - B) @ v).square().sum()) * size / 4 / 4)
+
+
+def test_the_size_of_batches_is_that_of_the_window_and_not_of_an_earlier_one():
+    risk, each = simulated(8, 3)
+    stream, noises = Stream(risk), []
+    for size in (8, 2, 8):
+        stream.add((each[:size], torch.zeros(size)), 0)
+        noises.append(stream.take()["noise"])
+    assert [f"batches of {size}" in one.convention for one, size in zip(noises, (8, 2, 8), strict=True)] == [True] * 3
+    assert float(noises[0].value) == float(noises[2].value)
+
+
+def test_a_batch_of_one_sample_at_the_end_of_an_epoch_tells_nothing_of_noise():
+    model, data = small()
+    damping = AutoDamping(Damped(model.parameters()), risk_of(model, data), every=3, num_batches=3)
+    for rows in (slice(0, 8), slice(8, 9), slice(0, 8)):
+        damping.step((data[0][rows], data[1][rows]))
+    assert len(damping.seen[0].noise.samples) == 2
+    with pytest.raises(ValueError, match="no curvature noise without a batch of two samples or more"):
+        Stream(risk_of(model, data)).take()
 
 
 # ------------------------------------------------------------------------------------------ optimisers
@@ -618,8 +638,6 @@ def test_a_rule_that_gives_no_number_and_a_step_out_of_turn_are_refused():
         AutoDamping(optimizer, risk, every=1, rule=Broken()).step()
     with pytest.raises(RuntimeError, match=r"no optimizer\.step"):
         AutoDamping(optimizer, risk, every=1, rule=LevenbergMarquardt()).step()
-    with pytest.raises(ValueError, match="one sample cannot be cut in halves"):
-        AutoDamping(optimizer, risk, every=1).step((data[0][:1], data[1][:1]))
     damping = AutoDamping(optimizer, risk)
     state = {**damping.state_dict(), "starts": [0.1, 0.2]}
     with pytest.raises(ValueError, match="1 rules for 2 parameter groups, this AutoDamping 1 for 1"):

@@ -7,7 +7,7 @@ accepted and remembered as having no fixed order.
 Where several ranks work together, the data is one sequence of batches that all of them see, whoever holds them.
 """
 
-from .batch import Batch, checksums
+from .batch import Batch, checksums, mark_in_any_order
 from .generators import isolated_rng, seed_torch
 from .sources import DEFAULT_BATCH_SIZE, is_tensors
 from .trees import map_tensors, num_samples, on_host, only_tensors, skeleton, stack_batches, tensors_of, with_tensors
@@ -21,6 +21,7 @@ __all__ = [
     "is_tensors",
     "isolated_rng",
     "map_tensors",
+    "mark_in_any_order",
     "num_samples",
     "on_host",
     "only_tensors",

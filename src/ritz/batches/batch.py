@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ def is_batched(x: Tensor, size: int) -> bool:
 
 
 def checksums(batch: Batch) -> Tensor:
-    """One number per sample that changes when the sample does: a fixed random weighting of its entries.
+    """One number per sample that changes when the sample does: a fixed random weighting of all its entries.
 
     Example:
         >>> one, same, other = checksums(Batch(torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]]), 0, 0, 3)).tolist()
@@ -73,11 +73,26 @@ def checksums(batch: Batch) -> Tensor:
         (True, False)
     """
     total = torch.zeros(batch.size, dtype=torch.float64)
-    for x in tensors_of(batch.data):
+    for number, x in enumerate(tensors_of(batch.data)):
         if is_batched(x, batch.size):
             flat = x.reshape(batch.size, math.prod(x.shape[1:])).double().cpu()
-            total += flat @ random_uniform(flat.shape[1], ("checksum",))
+            total += flat @ random_uniform(flat.shape[1], ("checksum", number))
     return total
+
+
+def mark_in_any_order(batches: Iterable[Batch]) -> float:
+    """One number for a set of samples, in whichever order they come: the sum of the squares of their checksums.
+
+    A sum of the checksums themselves would be the same for other labels of the same inputs.
+
+    Example:
+        >>> x, y = torch.tensor([1.0, 2.0]), torch.tensor([0, 1])
+        >>> sets = (x, y), (x.flip(0), y.flip(0)), (x, y.flip(0))
+        >>> one, same, other = (mark_in_any_order([Batch(data, 0, 0, 2)]) for data in sets)
+        >>> one == same, one == other
+        (True, False)
+    """
+    return sum(float(checksums(batch).nan_to_num().square().sum()) for batch in batches)
 
 
 def same_sums(a: Tensor, b: Tensor) -> bool:

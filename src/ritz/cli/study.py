@@ -270,16 +270,16 @@ def placed(risk: "Risk", device: str | None, dtype: str | None) -> "Risk":
 def identity_of(risk: "Risk") -> dict[str, Any]:
     """Marks of weights and data, by which a run is known to be the same."""
     return {
-        "weights": weights_mark(risk), "data": f"{risk.num_samples} samples, {data_sum(risk):.9g}",
+        "weights": weights_mark(risk), "data": f"{risk.num_samples} samples, {data_mark(risk):.9g}",
         "kind": risk.convention(), "device": risk.device.type,
     }  # fmt: skip
 
 
-def data_sum(risk: "Risk") -> float:
-    """The sum of the checksums of all samples."""
-    from ..batches import checksums
+def data_mark(risk: "Risk") -> float:
+    """A mark of all samples, whatever their order."""
+    from ..batches import mark_in_any_order
 
-    return sum(float(checksums(batch).nan_to_num().sum()) for batch in risk.batches)
+    return mark_in_any_order(risk.batches)
 
 
 def weights_mark(risk: "Risk") -> str:

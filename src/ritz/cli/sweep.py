@@ -137,7 +137,7 @@ class Sweep:
 
 # --------------------------------------------------------------------------------------------- in the process
 
-Data = tuple[int, float]  # samples, and the sum of their checksums
+Data = tuple[int, float]  # samples, and their mark
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _computed(row: "Measure", subject: "Subject") -> "Estimate":
 
 def data_of(risk: "Risk") -> Data:
     """By which data is known to be the same in another process."""
-    return risk.num_samples, study.data_sum(risk)
+    return risk.num_samples, study.data_mark(risk)
 
 
 def _refuse_other_data(place: str, here: Data, there: Data) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batch, checksums
+from ..batches import Batch, mark_in_any_order
 from ..checkpoint import Saved, State, Unsaved
 from ..reducers import Reducer
 from ..risk import Params, Progress, Risk
@@ -68,7 +68,7 @@ class Walks:
 def _mark(risk: Risk, batch: Batch) -> float:
     """By which a batch is known again, where another process may meet the data in another order."""
     data = risk.batches
-    return 0.0 if data.cached or data.ordered else float(checksums(batch).nan_to_num().sum())
+    return 0.0 if data.cached or data.ordered else mark_in_any_order([batch])
 
 
 def _placed(tree: Any, device: torch.device) -> Any:

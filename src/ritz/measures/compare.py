@@ -7,13 +7,15 @@ taken probe by probe or item by item, and is known better than either value.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from ..batches import checksums
+from ..batches import checksums, tensors_of
 from ..checkpoint import Checkpoint, as_checkpoint
 from ..results import Estimate
 from ..risk import Risk
@@ -227,7 +229,7 @@ def compare(
         checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is kept by itself; see `ritz.measure`.
 
     Raises:
-        ValueError: If there are fewer than two, or they are not on the same data.
+        ValueError: If there are fewer than two, or they are not on the same data, or not tested on the same.
 
     Example:
         >>> X, y = torch.eye(2), torch.tensor([0, 1])
@@ -245,6 +247,7 @@ def compare(
     if missing := [name for name in risks if name not in given]:
         raise ValueError(f"test= has nothing for {', '.join(missing)}; give test data for all, or a risk for each name")
     tests = {name: on_test(risk, given[name]) for name, risk in risks.items()}
+    _check_data({name: one for name, one in tests.items() if one is not None}, "tested on different data")
     for risk in risks.values():  # every one before the first is measured
         risk.check()
         if init is not None:
@@ -301,16 +304,11 @@ def check_solutions(risks: Mapping[str, Risk]) -> tuple[str, ...]:
     for name, risk in risks.items():
         if not isinstance(risk, Risk):
             raise TypeError(f"{name} must be a ritz.Risk, got {type(risk).__name__}")
+    _check_data(risks, "on different data")
     first, *others = risks
     notes = []
     for name in others:
-        one, other = risks[first], risks[name]
-        if not _same_data(one, other):
-            raise ValueError(
-                f"{first} and {name} are on different data, and what is measured on them cannot be compared; use "
-                "ritz.measure on each"
-            )
-        ours, theirs = (_kind(risk) for risk in (one, other))
+        ours, theirs = (_kind(risks[one]) for one in (first, name))
         if ours != theirs:
             notes.append(f"{first} and {name} differ: {ours}, and {theirs}")
     if len({risk.space for risk in risks.values()}) > 1:
@@ -324,13 +322,36 @@ def _kind(risk: Risk) -> str:
     return f"{loss}, {risk.mode} mode, {str(risk.dtype).removeprefix('torch.')}"
 
 
+def _check_data(risks: Mapping[str, Risk], what: str) -> None:
+    """Refuse risks that have not the same samples, in whichever order."""
+    first, *others = risks or [""]
+    for name in others:
+        if not _same_data(risks[first], risks[name]):
+            raise ValueError(
+                f"{first} and {name} are {what}, and what is measured on them cannot be compared; use ritz.measure on "
+                "each"
+            )
+
+
 def _same_data(one: Risk, other: Risk) -> bool:
-    """Whether two risks have the same samples, by their number and the sum of their checksums."""
+    """Whether two risks have the same samples, by the checksum of each; in another precision these round differently."""
     if one.batches is other.batches:
         return True
-    sums = [sum(float(checksums(batch).sum()) for batch in risk.batches) for risk in (one, other)]
-    close = abs(sums[0] - sums[1]) <= 1e-5 * max(map(abs, sums))  # in another precision they round differently
-    return one.num_samples == other.num_samples and close
+    if one.num_samples != other.num_samples:
+        return False
+    (ours, fine), (theirs, coarse) = (_sums(risk) for risk in (one, other))
+    close = partial(torch.allclose, rtol=0.0, atol=8 * max(fine, coarse) * float(theirs.abs().max()))
+    same = ours.shape == theirs.shape and (close(ours, theirs) or close(ours.sort().values, theirs.sort().values))
+    return one.world.all(same)
+
+
+def _sums(risk: Risk) -> tuple[Tensor, float]:
+    """The checksums of all samples, and the precision in which the data are."""
+    found, digits = [torch.zeros(1, dtype=torch.float64)], 1e-12
+    for batch in risk.batches:
+        found.append(checksums(batch).nan_to_num())
+        digits = max([digits, *(torch.finfo(x.dtype).eps for x in tensors_of(batch.data) if x.is_floating_point())])
+    return torch.cat(found), digits
 
 
 def _rank(row: Measure, found: Mapping[str, Measurement]) -> Ranking:

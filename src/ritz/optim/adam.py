@@ -114,6 +114,9 @@ class Gadam(AdamW):
         """Go on where another run stood; a state of torch's AdamW has no average and starts one anew."""
         own = ("average", "skipped")
         super().load_state_dict({key: value for key, value in state_dict.items() if key not in own})
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)  # what AdamW has not
         self.skipped = state_dict.get("skipped", 0)
         if "average" in state_dict:
             self.average.load_state_dict(state_dict["average"])

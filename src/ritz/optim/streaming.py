@@ -77,8 +77,8 @@ class Stream:
                 "use stream='pairs'"
             )
         self.risk, self.curvature, self.method, self.seed = risk, curvature, method, seed
-        self.samples: list[tuple[float, float, float]] = []  # noise, v'Hv, |Hv|^2 without noise
-        self.size = 0  # of the batches whose noise is told
+        self.samples: list[tuple[float, float, float]] = []  # noise of a sample, v'Hv, |Hv|^2 without noise
+        self.size = 0  # of the largest batch of the window: noise is told for batches of this size
         self.checked = False
         self._pending: _Pending | None = None
 
@@ -102,14 +102,12 @@ class Stream:
             self._pair(operator, batch, index)
 
     def _halves(self, operator: RiskOperator, batch: Batch, index: int) -> None:
-        if batch.size < 2:
-            raise ValueError("a batch of one sample cannot be cut in halves; use stream='pairs'")
+        if batch.size < 2:  # the end of an epoch, say: it tells nothing of noise
+            return
         half = batch.size // 2
-        self.size = self.size or batch.size
         rows = self._probe(operator, index)
         images = _images(operator, batch.pieces(half)[:2], rows)
-        # noise falls as one over the size: from that of a half to that of the batches told of, ragged ones included
-        self._keep(rows[0], images[0], images[1], 0.5 * half / self.size)
+        self._keep(rows[0], images[0], images[1], half, batch.size)
 
     def _pair(self, operator: RiskOperator, batch: Batch, index: int) -> None:
         first = self._pending
@@ -117,8 +115,8 @@ class Stream:
         rows = self._probe(operator, index)
         image = _images(operator, [batch], rows)
         if first is not None and first.size == batch.size:
-            self._pending, self.size = None, batch.size
-            self._keep(rows[0], first.image[0].to(image), image[0], 0.5)
+            self._pending = None
+            self._keep(rows[0], first.image[0].to(image), image[0], batch.size, batch.size)
         else:
             self._pending = _Pending(image, index, batch.size)
 
@@ -126,17 +124,25 @@ class Stream:
         """A random direction (1, dim) of length one: signs, cheaper to draw than normals and of no more variance."""
         return operator.probes([index], self.seed) / math.sqrt(operator.dim)
 
-    def _keep(self, probe: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    def _keep(self, probe: Tensor, left: Tensor, right: Tensor, each: int, whole: int) -> None:
+        """Images of two parts of `each` samples: noise falls as one over the size, so that of one sample is kept."""
+        self.size = max(self.size, whole)
         apart, mean = left - right, (left + right) / 2
         pairs = (apart, apart), (probe, mean), (left, right)
         noise, form, square = torch.cat([row_dots(a[None], b[None]) for a, b in pairs]).tolist()
-        self.samples.append((factor * noise, form, square))
+        self.samples.append((each / 2 * noise, form, square))
 
     def take(self) -> dict[str, Estimate]:
         """Noise, trace and second moment of what was gathered, each over P; the next window starts empty."""
+        if not self.samples:
+            raise ValueError(
+                "no curvature noise without a batch of two samples or more, to be cut in halves, or two batches of one "
+                "size, for stream='pairs'; give larger batches or batch_size="
+            )
         values = torch.tensor(self.samples, dtype=torch.float64)  # (n, 3)
-        self.samples = []
+        values[:, 0] /= self.size
         which = f"batches of {self.size}, by {self.method}; {MATRICES[self.curvature].matrix}"
+        self.samples, self.size = [], 0
         about: dict[str, Any] = {"products": len(values), "seed": self.seed}
         noise = from_samples(
             "curvature noise", values[:, 0], support=(0.0, math.inf), convention=f"Tr X^2 / P; {which}", **about

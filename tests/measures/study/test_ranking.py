@@ -309,6 +309,8 @@ def test_averaging_knows_what_is_missing_and_lowers_errors():
     assert found.columns["trace"].tolist() == [2.0, 6.0]
     assert found.columns["norm"].tolist() == [1.0, 3.0]
     assert found.errors["trace"].tolist() == pytest.approx([0.2 / math.sqrt(2)] * 2)
+    missing = study({**table, "trace": [cells[0], None, *cells[2:]]}, average=True)
+    assert missing.errors["trace"].tolist() == pytest.approx([0.2, 0.2 / math.sqrt(2)])
 
 
 @settings(max_examples=30)

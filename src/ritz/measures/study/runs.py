@@ -56,10 +56,7 @@ class Runs:
             groups[tuple(self.labels[name][i] for name in axes)].append(i)
         members = list(groups.values())
         numbers = {name: np.array([_mean(column[m]) for m in members]) for name, column in self.numbers.items()}
-        spread = {  # independent runs: squared errors add
-            name: np.array([_mean(column[m] ** 2) ** 0.5 / len(m) ** 0.5 for m in members])
-            for name, column in self.errors.items()
-        }
+        spread = {name: np.array([_joint_error(column[m]) for m in members]) for name, column in self.errors.items()}
         labels = {name: tuple(column[m[0]] for m in members) for name, column in self.labels.items() if name in axes}
         return Runs(numbers, spread, labels, self.refused)
 
@@ -257,3 +254,9 @@ def _plain(cell: Any) -> Hashable:
 def _mean(values: "Array") -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
+
+
+def _joint_error(errors: "Array") -> float:
+    """Of the mean of independent runs, those that are known: their squares add."""
+    known = errors[~np.isnan(errors)]
+    return float(np.sqrt((known**2).sum()) / len(known)) if len(known) else math.nan
