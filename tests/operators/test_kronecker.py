@@ -460,3 +460,51 @@ def test_ekfac_of_rows_that_belong_to_no_sample_is_refused():
     risk = ritz.Risk(Experts(), nn.CrossEntropyLoss(), (X, torch.arange(3)))
     with pytest.raises(UnsupportedError, match="does not hold 3 samples"):
         ritz.KFACOperator(risk, ekfac=True).dense()
+
+
+# ----------------------------------------------------------------------------------------------- padding
+
+
+def padded(length: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Two sequences, of three tokens and of two, in `length` places; the loss passes over the rest."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, CLASSES))).double()
+    X, y = torch.ones(2, length, 5, dtype=torch.float64), torch.full((2, length), -100)
+    X[:, :3], y[0, :3], y[1, :2] = draw(2, 3, 5).double(), torch.tensor([0, 1, 2]), torch.tensor([2, 0])
+    return model, (X, y)
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("fisher", ["type2", "empirical"])
+def test_padding_has_no_part_in_the_factors(fisher, sharing):
+    """As many places as there may be beside them, the factors are those of the tokens alone."""
+    found = []
+    for length in (3, 9):
+        model, data = padded(length)
+        risk = ritz.Risk(model, ritz.losses.CrossEntropy(class_dim=2), data)
+        found.append(KFACOperator(risk, fisher=fisher, sharing=sharing).factors())
+    for name, factors in found[0].items():
+        for short, long in zip(factors, found[1][name], strict=True):
+            torch.testing.assert_close(short, long)
+    (_, inputs), (X, y) = found[0]["0"], padded(3)[1]
+    rows = torch.cat([X, torch.ones(2, 3, 1, dtype=torch.float64)], dim=2)
+    rows = rows[y != -100] if sharing == "expand" else torch.stack([rows[0, :3].mean(0), rows[1, :2].mean(0)])
+    torch.testing.assert_close(inputs[0], rows.T @ rows / len(rows))
+
+
+def test_a_place_that_the_loss_passes_over_counts_where_others_see_it():
+    """A token of a prompt, say: the loss is not taken of it, and yet a gradient comes back to it."""
+
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).cumsum(1))
+
+    X, y = draw(1, 3, 5).double(), torch.tensor([[-100, 1, -100]])
+    risk = ritz.Risk(seeded(Seen).double(), ritz.losses.CrossEntropy(class_dim=2), (X, y))
+    factors = KFACOperator(risk, fisher="type2").factors()
+    rows = torch.cat([X[0, :2], torch.ones(2, 1, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(factors["first"][1][0], rows.T @ rows / 2)
+    assert float(factors["last"][1][0, -1, -1]) == 1.0  # the place of the loss alone

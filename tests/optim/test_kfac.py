@@ -794,6 +794,22 @@ def test_tied_weights_have_a_diagonal():
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_padding_that_is_shown_has_no_part_in_the_curvature():
+    """The eigenvalues are those of the sequence without it."""
+    traces = []
+    for length in (3, 12):
+        model = seeded(lambda: nn.Linear(5, 3)).double()
+        X, y = torch.ones(4, length, 5, dtype=torch.float64), torch.full((4, length), -100)
+        X[:, :3], y[:, :3] = torch.arange(60.0).reshape(4, 3, 5).sin(), torch.arange(3)
+        optimizer = KFAC(model, lr=0.1, damping=0.1, fisher="type2", loss=ritz.losses.CrossEntropy(class_dim=2))
+        out = model(X)
+        optimizer.observe(out, (X, y))
+        nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+        traces.append(sum(float(values.sum()) for values in optimizer.eigenvalues().values()))
+    assert traces[0] == pytest.approx(traces[1], rel=1e-6)
+
+
 def test_an_embedding_is_trained_and_its_padding_is_not():
     model = seeded(lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=3), nn.Linear(4, 3)))
     tokens = torch.arange(N) % 4

@@ -334,7 +334,7 @@ def _check_data(risks: Mapping[str, Risk], what: str) -> None:
 
 
 def _same_data(one: Risk, other: Risk) -> bool:
-    """Whether two risks have the same samples, by the checksum of each; in another precision these round differently."""
+    """Whether two risks have the same samples, by the checksum of each, which rounds by precision."""
     if one.batches is other.batches:
         return True
     if one.num_samples != other.num_samples:

@@ -24,7 +24,18 @@ from ..space import random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
-from .layer_factors import Bases, Collector, FisherKind, Sharing, Statistics, Unit, collect, item_cotangents, units_of
+from .layer_factors import (
+    Bases,
+    Collector,
+    FisherKind,
+    Sharing,
+    Statistics,
+    Unit,
+    collect,
+    item_cotangents,
+    leaves_out,
+    units_of,
+)
 
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, element by element
 
@@ -261,7 +272,8 @@ class KFACOperator(Operator):
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
             out, stacks = self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
-            found = collect(self._collector, stacks, batch.size, bases)
+            partly = leaves_out(self.risk.output_loss, out, batch.data)
+            found = collect(self._collector, stacks, batch.size, bases, partly)
             held = next(iter(found.values()), out.new_zeros((), dtype=torch.promote_types(out.dtype, torch.float32)))
             named = zip(layout.names, layout.shapes, strict=True)
             every = {key: found[key] if key in found else held.new_zeros(shape) for key, shape in named}

@@ -7,7 +7,8 @@ sum_t g_nt a_nt', and its block of the Gauss-Newton matrix (1/W) sum_n vec(.) ve
     reduce   A = mean over n of (mean_t a)(..)'    G = (1/W) sum over n of (sum_t g)(..)'    (Eschenhagen et al. 2023)
 
 W is the weight that the sum of losses is divided by, so G (x) A has the units of the Hessian of the mean loss. The bias
-is a last input that is always 1. Everything here is a sum over samples, to be added up over batches.
+is a last input that is always 1. Means are over the positions that count: padding, which the loss passes over and no
+gradient comes back to, is none of them. Everything here is a sum over samples, to be added up over batches.
 """
 
 from collections import Counter
@@ -22,13 +23,14 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..layers import Capture, owners, padded, rule_of
-from ..losses import CallableLoss, Loss
+from ..losses import BinaryCrossEntropy, CallableLoss, Loss, SquaredError
 from ..space import ParamSpace
 
 Sharing = Literal["expand", "reduce"]
 FisherKind = Literal["mc", "type2", "empirical"]
 Statistics = dict[str, Tensor]  # "unit|what" -> a sum over samples
 Bases = Mapping[str, tuple[Tensor | None, Tensor | None]]  # unit -> eigenvectors of G and of A; None is the identity
+Reached = dict[str, Tensor]  # unit -> positions (samples, t) that a gradient comes back to
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
@@ -169,21 +171,37 @@ class Collector:
         """The shape of a factor, or of its diagonal."""
         return (unit.groups, width) if width > self.most else (unit.groups, width, width)
 
-    def inputs(self, captures: Sequence[Capture], size: int) -> Statistics:
-        """What does not depend on the cotangents."""
+    def inputs(self, captures: Sequence[Capture], size: int, reached: Reached | None = None) -> Statistics:
+        """What does not depend on the cotangents; of the positions that are `reached` where that is given."""
         found: Statistics = {}
         for unit, calls in self._called(captures):
             if unit.kind == "layer":
-                for _, a in self._rows(unit, calls, self._samples(calls, size)):
-                    shared = _shared(a, self.sharing, "mean")
-                    _add(found, f"{unit.name}|input", self._input_moment(shared, unit))
-                    _add(found, f"{unit.name}|rows", a.new_full((), float(len(shared) * shared.shape[2])))
+                for some, a in self._rows(unit, calls, self._samples(calls, size)):
+                    counted = a.new_ones(len(a), a.shape[2])  # (b, t)
+                    if reached is not None:
+                        counted = reached[unit.name][some].to(a)
+                        a = a * counted[:, None, :, None]
+                    if self.sharing == "reduce":  # the mean of a sample's positions, where it has any
+                        places = counted.sum(1, keepdim=True)
+                        a = a.sum(2, keepdim=True) / places.clamp(min=1)[:, None, :, None]
+                        counted = places.clamp(max=1)
+                    _add(found, f"{unit.name}|input", self._input_moment(a, counted, unit))
+                    _add(found, f"{unit.name}|rows", counted.sum())
             elif unit.kind == "table":
                 for call in calls:
                     token, kept = _tokens(call)
                     counts = torch.bincount(token[kept], minlength=unit.inputs).to(_precise(call.grad))
                     _add(found, f"{unit.name}|input", counts[None])
                     _add(found, f"{unit.name}|rows", counts.sum())
+        return found
+
+    def reached(self, captures: Sequence[Capture], size: int) -> Reached:
+        """Which positions (samples, t) of a layer a gradient comes back to."""
+        found = {}
+        for unit, calls in self._called(captures):
+            if unit.kind == "layer":
+                g = _joined([_gradients(unit, call, self._samples(calls, size)) for call in calls], dim=3)
+                found[unit.name] = (g != 0).any(-1).any(2).any(0)
         return found
 
     def gradients(self, captures: Sequence[Capture], size: int, bases: Bases | None = None) -> Statistics:
@@ -200,7 +218,8 @@ class Collector:
                     _add(found, f"{unit.name}|grad", self._moment(kept.flatten(0, 1)[:, None, None], unit.outputs))
             else:
                 g = _joined([_gradients(unit, call, self._samples(calls, size)) for call in calls], dim=3)
-                shared = _shared(g, self.sharing, "sum").flatten(0, 1)  # (r b, groups, t, outputs)
+                shared = g if self.sharing == "expand" else g.sum(-2, keepdim=True)
+                shared = shared.flatten(0, 1)  # (r b, groups, t, outputs)
                 _add(found, f"{unit.name}|grad", self._moment(shared, unit.outputs))
                 if bases is not None and unit.name in bases:
                     for call in calls:
@@ -222,12 +241,15 @@ class Collector:
         x = rows.transpose(0, 1).flatten(1, 2)  # (groups, b t, width)
         return x.square().sum(1) if width > self.most else x.mT @ x
 
-    def _input_moment(self, a: Tensor, unit: Unit) -> Tensor:
-        """Sum of a a' over rows (b, groups, t, features), with the 1 of the bias, for which no copy of them is made."""
+    def _input_moment(self, a: Tensor, counted: Tensor, unit: Unit) -> Tensor:
+        """Sum of a a' over rows (b, groups, t, features), with the 1 of the bias, for which no copy of them is made.
+
+        Rows that are not `counted` (b, t) are nought.
+        """
         if "bias" not in unit.params:
             return self._moment(a, unit.inputs)
         moment, sums = self._moment(a, unit.inputs), a.sum((0, 2))[:, None]  # (groups, 1, features)
-        count = a.new_full((unit.groups, 1, 1), float(len(a) * a.shape[2]))
+        count = counted.sum().expand(unit.groups, 1, 1)
         if moment.ndim == 2:
             return torch.cat([moment, count[:, 0]], dim=1)
         return torch.cat([torch.cat([moment, sums.mT], dim=2), torch.cat([sums, count], dim=2)], dim=1)
@@ -261,13 +283,6 @@ def add_up(into: Statistics, more: Statistics) -> None:
 def _precise(x: Tensor) -> torch.dtype:
     """At least float32: sums of half-precision squares lose their digits."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _shared(x: Tensor, sharing: Sharing, how: str) -> Tensor:
-    """Positions as they are, or their mean or sum; they are next to last."""
-    if sharing == "expand":
-        return x
-    return x.mean(-2, keepdim=True) if how == "mean" else x.sum(-2, keepdim=True)
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
@@ -403,11 +418,39 @@ def _gradient(fn: Callable[[Tensor], Tensor], out: Tensor, cotangent: Tensor) ->
     return found
 
 
-def collect(collector: Collector, stacks: Iterator[list[Capture]], size: int, bases: Bases | None = None) -> Statistics:
-    """All sums of one pass: inputs once, gradients of every stack of cotangents."""
+def leaves_out(loss: Loss, out: Tensor, batch: Any) -> bool:
+    """Whether the loss passes over some of the items, as over padding.
+
+    Example:
+        >>> leaves_out(ritz.losses.CrossEntropy(), torch.ones(2, 3), (None, torch.tensor([1, -100])))
+        True
+    """
+    if isinstance(loss, CallableLoss | SquaredError | BinaryCrossEntropy):  # of which every item counts
+        return False
+    return bool((loss.items(out, batch).weight == 0).any())
+
+
+def collect(
+    collector: Collector, stacks: Iterator[list[Capture]], size: int, bases: Bases | None = None, partly: bool = False
+) -> Statistics:
+    """All sums of one pass: inputs once, gradients of every stack of cotangents.
+
+    Where the loss passes over some items, the inputs are those of the positions that a gradient comes back to: padding
+    has no part in the matrix, however much of it there is.
+
+    Args:
+        collector: What is summed.
+        stacks: For each stack of cotangents what was recorded.
+        size: Samples.
+        bases: Of EKFAC.
+        partly: Whether the loss passes over some items, see `leaves_out`.
+    """
     found: Statistics = {}
-    for number, captures in enumerate(stacks):
-        if not number:
-            add_up(found, collector.inputs(captures, size))
+    captures: list[Capture] = []
+    reached: Reached = {}
+    for captures in stacks:
         add_up(found, collector.gradients(captures, size, bases))
+        for name, places in collector.reached(captures, size).items() if partly else ():
+            reached[name] = reached[name] | places if name in reached else places
+    add_up(found, collector.inputs(captures, size, reached if partly else None))
     return found

@@ -20,7 +20,16 @@ from ..errors import UnsupportedError
 from ..layers import Capture, Recorder
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
 from ..operators.base import full_precision
-from ..operators.layer_factors import Bases, Collector, FisherKind, Statistics, add_up, collect, item_cotangents
+from ..operators.layer_factors import (
+    Bases,
+    Collector,
+    FisherKind,
+    Statistics,
+    add_up,
+    collect,
+    item_cotangents,
+    leaves_out,
+)
 from ..replay import tensor_cores
 from ..space import random_signs, random_uniform
 
@@ -201,7 +210,8 @@ class Watcher:
         recorder = None if seen is None else seen.take()
         if recorder is not None:
             stacks = self._cotangents(self.loss, outputs, batch)
-            self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch))
+            partly = leaves_out(self.loss, _held(outputs), batch)
+            self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -219,8 +229,10 @@ class Watcher:
         found, self._stats, weight, self._weight = self._stats, {}, self._weight, 0.0
         return found, weight
 
-    def _collect(self, recorder: Recorder, out: Tensor, stacks: Iterable[Tensor], weight: Tensor | float) -> None:
-        """Pull the cotangents back to every layer and add up."""
+    def _collect(
+        self, recorder: Recorder, out: Tensor, stacks: Iterable[Tensor], weight: Tensor | float, partly: bool = False
+    ) -> None:
+        """Pull the cotangents back to every layer and add up; `partly` where the loss passes over some items."""
         live = {name: p for name, p in self._own.items() if p.requires_grad}
         try:
             recorder.check(out, {name: live[name] for name in self._layers if name in live})
@@ -241,7 +253,7 @@ class Watcher:
                     add_up(found, _squares(out, free, cotangent))
 
         with torch.no_grad(), full_precision(), tensor_cores(self.tf32), _kept_buffers(self.model):
-            add_up(found, collect(self.collector, captured(), len(out), self.bases))
+            add_up(found, collect(self.collector, captured(), len(out), self.bases, partly))
             add_up(self._stats, found)
         self._weight = self._weight + weight
 
