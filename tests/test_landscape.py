@@ -184,6 +184,16 @@ def test_errors_are_the_share_of_wrong_labels():
     assert 0 < float(found.errors.max()) <= 1
 
 
+def test_a_mistake_counts_once_whatever_the_weight_of_its_class():
+    case = problem("mlp_relu")
+    X, y = case.data
+    weights = torch.arange(1.0, 1.0 + int(y.max()) + 1, dtype=X.dtype) ** 3
+    risk = ritz.Risk(case.model, nn.CrossEntropyLoss(weight=weights), case.data)
+    wrong = (case.model(X).argmax(1) != y).double().mean()
+    assert float(line(risk, random_direction(risk), num=3).errors[1]) == pytest.approx(float(wrong))
+    assert ritz.measure(risk, measures=["train_error"])["train_error"].value == pytest.approx(float(wrong))
+
+
 def test_ignored_items_are_neither_right_nor_wrong():
     found = line(problem("language").risk(), random_direction(problem("language").risk()), num=3)
     wrong = found.errors[1] * 15  # 15 targets are not padding

@@ -760,6 +760,81 @@ def test_an_embedding_that_renormalises_its_rows_is_not_changed():
     assert model[0].max_norm == 0.1
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("setting", [{"max_norm": 0.1}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_settings_of_an_embedding_that_are_for_training_have_no_part(kind, setting):
+    """Gradient and curvature are those of the loss, whatever is done to them in training; the settings stay."""
+    tokens, y = torch.tensor([[0, 1], [1, 1], [2, 4], [1, 3]]), torch.tensor([0, 1, 1, 0])
+
+    def build(**settings):
+        head = nn.Linear(6 if kind is nn.Embedding else 3, 2)
+        middle = [nn.Flatten()] if kind is nn.Embedding else []
+        return nn.Sequential(kind(5, 3, **settings), *middle, nn.Tanh(), head).double()
+
+    model, plain = build(**setting), build()
+    plain.load_state_dict(model.state_dict())
+    found, truth = (ritz.Risk(m, CE, (tokens, y), batch_size=2) for m in (model, plain))
+    torch.testing.assert_close(found.gradient(), truth.gradient())
+    for matrix in () if kind is nn.EmbeddingBag else (ritz.GGN, ritz.Hessian):  # bags have no second derivative
+        torch.testing.assert_close(matrix(found).dense(), matrix(truth).dense())
+    assert torch.equal(model[0].weight, plain[0].weight)
+    assert {name: getattr(model[0], name) for name in setting} == setting
+
+
+def test_what_a_forward_pass_stores_on_a_module_is_the_users_again():
+    """A weight that a hook computes, a counter, the last activations: as the user's own pass left them."""
+
+    class Stores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls, self.last = nn.Linear(4, 3), 0, None
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = self.layer(x)
+            self.shape = self.last.shape
+            return self.last
+
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(4, 4)), Stores())
+    with torch.no_grad():
+        model(X[:2])
+    weight, last = model[0].weight, model[1].last
+    G = ritz.GGN(ritz.Risk(model, CE, DATA))
+    G @ torch.ones(G.dim)
+    assert model[0].weight is weight
+    assert model[1].last is last
+    assert (model[1].calls, model[1].shape) == (1, (2, 3))
+    copy.deepcopy(model)
+
+
+def test_a_sparse_buffer_is_refused_with_what_to_do():
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    with pytest.raises(UnsupportedError, match=r"edges is a sparse tensor.*to_dense"):
+        ritz.Risk(model, CE, (torch.ones(3, 2), torch.zeros(3, dtype=torch.long)))
+
+
+def test_classes_that_are_masked_and_items_that_are_ignored_go_together():
+    """An ignored item has no loss, even where the class that stands in its place has no probability."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).masked_fill(torch.tensor([True, False, False]), -torch.inf)
+
+    model = Masked()
+    y = torch.tensor([1, -100, 2, 1, -100, 2, 2, 1, 1])
+    risk = ritz.Risk(model, CE, (X, y))
+    loss = F.cross_entropy(model(X), y)
+    assert risk.loss() == pytest.approx(loss.item())
+    torch.testing.assert_close(risk.gradient(), gradient_of(loss, model.parameters()))
+    assert bool(ritz.GGN(risk).dense().isfinite().all())
+
+
 # ------------------------------------------------------------------------- state, other outputs, inputs
 
 

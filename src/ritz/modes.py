@@ -40,6 +40,11 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     every = dict(model.named_parameters())  # tied parameters come once
     if not every:
         raise ValueError("the model has no parameters")
+    for name, held in (*every.items(), *model.named_buffers()):
+        if held.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{name} is a sparse tensor, {held.layout}: make it dense, by to_dense(), to study it"
+            )
     names = [name for name in select(every, patterns) if every[name].requires_grad]
     if not names:
         raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")
@@ -113,6 +118,7 @@ def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: tor
     """Mode set, kernels differentiable twice, hooks of backward passes away; all of it and the generators put back."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated_rng(device=device))
+        stack.enter_context(_kept_attributes(modules))
         stack.enter_context(_mode(modules, mode, dropout))
         stack.enter_context(_no_backward_hooks(modules))
         stack.enter_context(_plain_embeddings(modules))
@@ -123,6 +129,23 @@ def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: tor
         stack.enter_context(torch.no_grad())  # each product switches on what it needs
         stack.enter_context(_no_checkpointing())
         yield
+
+
+@contextlib.contextmanager
+def _kept_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """What a forward pass stores on a module, as hooks of weight_norm store the weight, is the user's again after."""
+    held = [(vars(m), dict(vars(m))) for m in modules if m._forward_pre_hooks or m._forward_hooks or not _is_torchs(m)]
+    try:
+        yield
+    finally:
+        for now, before in held:
+            if len(now) != len(before) or any(now.get(name) is not value for name, value in before.items()):
+                now.clear()
+                now.update(before)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules")
 
 
 @contextlib.contextmanager
@@ -164,17 +187,26 @@ def _no_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 def _plain_embeddings(modules: Sequence[nn.Module]) -> Iterator[None]:
     """The padding row of an embedding is a parameter like any other, and no row is renormalised in place.
 
-    With `padding_idx` reverse mode leaves its gradient out and forward mode does not: the gradient is then that of no
-    function, and products are not symmetric.
+    Gradients are dense, and those of the loss: not divided by how often a token occurs in the batch. With `padding_idx`
+    reverse mode leaves the gradient of its row out and forward mode does not: the gradient is then that of no function,
+    and products are not symmetric.
     """
-    held = [(m, m.padding_idx, m.max_norm) for m in modules if isinstance(m, nn.Embedding)]
+    held = [(m, kind, getattr(m, kind)) for m in modules for kind in _plain_settings(m)]
     try:
-        for m, _, _ in held:
-            m.padding_idx = m.max_norm = None
+        for m, kind, _ in held:
+            setattr(m, kind, _plain_settings(m)[kind])
         yield
     finally:
-        for m, index, norm in held:
-            m.padding_idx, m.max_norm = index, norm
+        for m, kind, value in held:
+            setattr(m, kind, value)
+
+
+def _plain_settings(module: nn.Module) -> dict[str, Any]:
+    """What an embedding is set to while it is studied; the padding of a bag stays, which decides what is summed."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return {}
+    plain: dict[str, Any] = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+    return plain | ({"padding_idx": None} if isinstance(module, nn.Embedding) else {})
 
 
 @contextlib.contextmanager

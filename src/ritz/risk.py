@@ -57,7 +57,7 @@ class Risk:
             function of outputs (physics-informed ones). Such a risk has a Hessian but no Gauss-Newton matrix.
         params: Glob or globs of parameter names; frozen parameters are never among them.
         mode: "eval", or "train" for BatchNorm by batch statistics (its running buffers stay as they are).
-        dropout: Keep dropout on, with one mask per batch frozen for all products.
+        dropout: Keep the dropout of torch's own modules on, with one mask per batch frozen for all products.
         batch_size: For data given as tensors.
         dtype, device: Where to compute, if not where the model is.
         plan: How to compute.

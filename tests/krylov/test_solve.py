@@ -172,6 +172,15 @@ def test_spent_steps_are_said():
     assert not found.converged.any()
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e20), (f64, 1e200), (f64, 1e-200)])
+def test_a_right_hand_side_whose_square_is_no_number_is_solved(dtype, size):
+    A = matrix(torch.linspace(1.0, 3.0, 20)).to(dtype)
+    b = size * vectors(20).to(dtype)
+    torch.testing.assert_close(
+        solve(DenseOperator(A), b, tol=1e-5).x / size, torch.linalg.solve(A, b / size), rtol=1e-4, atol=1e-4
+    )
+
+
 def test_a_zero_right_hand_side_has_the_zero_solution():
     found = solve(DenseOperator(torch.eye(4, dtype=f64)), torch.zeros(4, dtype=f64))
     assert (found.x == 0).all()

@@ -344,10 +344,10 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
 
 
 def _exponents(rows: Tensor) -> Tensor:
-    """Powers of 2, (k, 1), of rows whose squares would underflow, and 0 of others: to be divided by, without loss."""
+    """Powers of 2, (k, 1), of rows whose squares would under- or overflow, and 0 of others: divided by without loss."""
     info, largest = torch.finfo(rows.dtype), rows.abs().amax(1, keepdim=True)
-    small = (largest > 0) & (largest < (info.tiny / info.eps) ** 0.5)
-    return torch.where(small, torch.frexp(largest).exponent, 0)
+    small, large = largest < (info.tiny / info.eps) ** 0.5, largest > (info.max * info.eps) ** 0.5
+    return torch.where((largest > 0) & (small | large), torch.frexp(largest).exponent, 0)
 
 
 def _relative(norms: Tensor, sizes: Tensor) -> Tensor:

@@ -289,9 +289,10 @@ def _totals(risk: Risk, classes: bool) -> Callable[[Params, Batch], tuple[Tensor
         if items.margin is None:  # labels that are none, in a later batch than the first
             wrong = out.new_tensor(math.nan)
         else:
-            wrong = (items.weight * ~(items.margin > 0)).sum()  # so that NaN is wrong too
-        weight = loss.weight(out, batch.data).double()
-        return torch.stack([loss.total(out, batch.data).double(), wrong.double()]), weight.expand(2)
+            wrong = ((items.weight != 0) & ~(items.margin > 0)).sum()  # so that NaN is wrong too
+        counted = (items.weight != 0).sum()  # a mistake is a mistake, whatever the weight of its class
+        weights = torch.stack([loss.weight(out, batch.data).double(), counted.double()])
+        return torch.stack([loss.total(out, batch.data).double(), wrong.double()]), weights
 
     return labelled if classes else plain
 

@@ -104,12 +104,12 @@ class CrossEntropy:
             soft = self._flat(y, dim).to(out) * (1 - self.label_smoothing) + self.label_smoothing / out.shape[dim]
             return -(soft * weighted).sum(-1)
         y = y.flatten()
-        seen = (y != self.ignore_index).to(out.dtype)
+        seen = y != self.ignore_index
         picked = weighted.gather(1, y.clamp(0, out.shape[dim] - 1)[:, None])[:, 0]
         total = (1 - self.label_smoothing) * picked
         if self.label_smoothing:
             total = total + self.label_smoothing * weighted.mean(-1)
-        return -total * seen
+        return torch.where(seen, -total, 0.0)  # 0 times the loss of a class that is masked would be no number
 
     def check(self, out: Tensor, batch: Any) -> None:
         """Refuse labels that are no class; a value check, so it is done once and not in every product."""

@@ -45,7 +45,7 @@ class CallableLoss:
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the loss must return one number, the mean over the batch; it returned {got}")
-        ignore = getattr(self.function, "ignore_index", None)
+        ignore = getattr(self.function, "ignore_index", getattr(self.function, "keywords", {}).get("ignore_index"))
         if ignore is not None and not y.is_floating_point() and bool((y == ignore).any()):
             raise ValueError("ignored targets are only weighted right by nn.CrossEntropyLoss; use that on the logits")
         return value.reshape(()) * len(out)

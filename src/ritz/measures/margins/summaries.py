@@ -185,7 +185,7 @@ def inverse_margin(outputs: Outputs, q: float = 0.1) -> Estimate:
     """
     gamma = weighted_quantile(sample_margins(outputs), outputs.weight, q)
     if gamma <= 0:
-        wrong = 1 - outputs.mean(outputs.correct.double())
+        wrong = 1 - float(outputs.correct.double().mean())
         raise UnsupportedError(
             f"the {q:g}-quantile of the margins is {gamma:.4g}, not positive ({wrong:.1%} of the data are not "
             "predicted right), so that no bound with this margin exists; take a larger q"
@@ -247,8 +247,8 @@ def mean_entropy(outputs: Outputs) -> Estimate:
 def calibration_error(outputs: Outputs, bins: int = 15) -> Estimate:
     """Expected calibration error, sum_b share_b |accuracy_b - confidence_b| (Guo et al. 2017, equation 3).
 
-    Bins of equal width, ((b - 1) / bins, b / bins], by the confidence max_j S_j. It is what these data show: in small
-    samples a calibrated network has some of it as well.
+    Bins of equal width, ((b - 1) / bins, b / bins], by the confidence max_j S_j; every item counts once, whatever its
+    weight in the loss. It is what these data show: in small samples a calibrated network has some of it as well.
 
     Example:
         >>> sure, ones = torch.full((2,), 0.9), torch.ones(2)
@@ -260,10 +260,10 @@ def calibration_error(outputs: Outputs, bins: int = 15) -> Estimate:
         raise ValueError(f"bins must be at least 1, got {bins}")
     confidence = _own(outputs, "confidence")
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    off = (outputs.correct.double() - confidence) * outputs.weight
+    off = outputs.correct.double() - confidence
     gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, off.double()).abs().sum()
     said = f"sum of share |accuracy - confidence| over {bins} bins of equal width"
-    return _known("calibration error", float(gap / outputs.weight.sum()), said, support=(0.0, 1.0))
+    return _known("calibration error", float(gap / len(off)), said, support=(0.0, 1.0))
 
 
 def _mean(name: str, values: Tensor, outputs: Outputs, convention: str) -> Estimate:
