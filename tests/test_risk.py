@@ -582,6 +582,22 @@ def test_the_convention_says_samples_mode_and_precision():
     assert ritz.Risk(small(), CE, DATA).convention() == "mean over 9 samples, eval mode, float64"
 
 
+def test_the_convention_says_what_the_mean_is_over_and_of_which_parameters():
+    """Tokens that count, weights of classes, some of the parameters: each is another number than that of all samples."""
+    ignoring = ritz.Risk(small(), CE, (X, torch.where(Y == 2, -100, Y)))
+    assert "mean over 6 items of 9 samples" in ritz.trace(ritz.GGN(ignoring)).convention
+    weighted = ritz.Risk(small(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.25])), DATA)
+    assert "mean over 9 samples by weights that add up to 9.75" in ritz.trace(ritz.GGN(weighted)).convention
+    block = ritz.Hessian(ritz.Risk(small(), CE, DATA)).block("2.*")
+    assert "mean over 9 samples, 18 of 43 parameters, eval mode" in block.convention()
+    assert "items" not in ignoring.on(DATA).convention()  # not known yet
+
+
+def test_a_risk_says_what_it_is():
+    said = repr(ritz.Risk(small(), CE, DATA))
+    assert said == "Risk(Sequential, 43 parameters, CrossEntropy; mean over 9 samples, eval mode, float64)"
+
+
 # --------------------------------------------------------------- kernels, wrappers and what the caller has switched
 
 

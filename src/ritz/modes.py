@@ -79,9 +79,12 @@ def _default_forward(model: nn.Module, batch: Any) -> Any:
     """model(*inputs) for a batch (inputs ..., target)."""
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return model(*batch[:-1])
+    if isinstance(batch, Tensor):
+        raise ValueError("a batch is a tensor, not (inputs, target); data given as tensors is a tuple: data=(X, y)")
     raise ValueError(
         f"a batch is a {type(batch).__name__}, not (inputs, target); say how the model reads it: "
-        "forward=lambda model, batch: model(**batch).logits; and note that data given as tensors is a tuple (X, y)"
+        "forward=lambda model, batch: model(**batch).logits; for a causal language model of transformers, whose labels "
+        "have to be shifted, ritz.integrations.transformers.causal_lm(model, batches)"
     )
 
 

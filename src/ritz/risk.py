@@ -129,6 +129,7 @@ class Risk:
         self.recordings = Recordings()  # of products; shared by risks of the same outputs, as the routes are
         self.held = Held()  # what products of one batch share; likewise
         self.notes: tuple[str, ...] = ()
+        self._total_weight: float | None = None  # of all items; not known before the data was looked at
 
     # ------------------------------------------------------------------------------------- what it is
 
@@ -220,9 +221,32 @@ class Risk:
         return self._once("place", lambda: (self.names, self._placed().place, self.settings()))
 
     def convention(self) -> str:
-        """Which data, which mode: for the convention of every number."""
-        parts = [f"mean over {self.num_samples} samples", f"{self.mode} mode", str(self.dtype).removeprefix("torch.")]
+        """A mean over what, in which parameters, mode and precision: for the convention of every number.
+
+        Example:
+            >>> data = torch.eye(2), torch.tensor([0, -100])
+            >>> risk = Risk(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(), data, params="bias")
+            >>> risk.check()
+            >>> risk.convention()
+            'mean over 1 item of 2 samples, 3 of 9 parameters, eval mode, float32'
+        """
+        own = self.dim, sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        some = [] if own[0] == own[1] else [f"{own[0]} of {own[1]} parameters"]
+        parts = [f"mean over {self._counted()}", *some, f"{self.mode} mode", str(self.dtype).removeprefix("torch.")]
         return ", ".join(parts + list(self.notes))
+
+    def _counted(self) -> str:
+        """What the mean is over: samples, their items where these are others, or both by their weights."""
+        samples, weight = f"{self.num_samples} samples", self._total_weight
+        if weight is None or abs(weight - self.num_samples) <= 1e-6 * weight:
+            return samples
+        if weight.is_integer():
+            return f"{weight:.0f} item{'' if weight == 1 else 's'} of {samples}"
+        return f"{samples} by weights that add up to {weight:.6g}"
+
+    def __repr__(self) -> str:
+        loss = "batch_loss" if self._loss is None else type(self._loss).__name__
+        return f"Risk({type(self.model).__name__}, {self.dim} parameters, {loss}; {self.convention()})"
 
     def version(self) -> Hashable:
         """Changes whenever a weight or buffer does."""
@@ -343,6 +367,7 @@ class Risk:
         other = object.__new__(Risk)
         other.__dict__.update(self.__dict__)
         other._weights, other._checked, other._known = self._weights.again(), None, None
+        other._total_weight = None
         return other
 
     # -------------------------------------------------------------------------------- one batch, as a function
@@ -528,5 +553,5 @@ class Risk:
         """
         key = self.version()
         if not self.world.all(key == self._checked):
-            self.notes = examine(self)
+            self.notes, self._total_weight = examine(self)
             self._checked = key

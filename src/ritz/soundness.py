@@ -25,11 +25,11 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 _MATH_KERNEL = "attention by the math kernel"
 
 
-def examine(risk: "Risk") -> tuple[str, ...]:
+def examine(risk: "Risk") -> tuple[tuple[str, ...], float]:
     """Refuse a risk that is not sound; costs one forward pass over the data.
 
     Returns:
-        What is to be said with every number of it.
+        What is to be said with every number of it, and the weight of all its items.
 
     Raises:
         NonFiniteError: If a weight or the loss of a batch is not finite.
@@ -51,7 +51,7 @@ def examine(risk: "Risk") -> tuple[str, ...]:
     risk.fold(look.total, mean)
     if mean.weight is None or not float(mean.weight) > 0:
         raise ValueError("the weights of the samples add up to 0: every target is ignored")
-    return risk.world.first(look.notes)
+    return risk.world.first((look.notes, float(mean.weight)))
 
 
 def _refuse_other_weights(risk: "Risk") -> None:

@@ -454,3 +454,15 @@ def test_a_network_of_fewer_weights_than_eigenvalues_asked_for_has_a_log_product
     X = torch.tensor([[1.0], [2.0]])
     m = ritz.measure(ritz.Risk(nn.Linear(1, 1, bias=False), nn.MSELoss(), (X, X)), measures=["top_log_product"])
     assert m["top_log_product"].value == pytest.approx(math.log(5.0))
+
+
+def test_a_loss_that_is_never_negative_has_no_interval_below_zero():
+    """A few items, one of them far off: Student t alone would reach below."""
+    model = torch.nn.Linear(1, 1)
+    X = torch.linspace(-1, 1, 12)[:, None]
+    y = model(X).detach()
+    y[0] += 3.0
+    risk = ritz.Risk(model, torch.nn.MSELoss(), (X, y))
+    found = ritz.measure(risk, test=(X, y), measures=["test_loss", "gap_loss"])
+    assert found["test_loss"].interval()[0] == 0.0 < found["test_loss"].value
+    assert found["gap_loss"].interval()[0] == pytest.approx(-found["test_loss"].value)

@@ -1,12 +1,16 @@
 """What a network does on its training data and on others, and the difference."""
 
 import math
+from dataclasses import replace
 
 from ...intervals import StudentT
+from ...losses import BinaryCrossEntropy, CrossEntropy, SquaredError
 from ...results import Estimate
 from .. import gap
 from ..row import EVERY, SAME_FUNCTION, Measure
 from ..subject import Subject
+
+_NEVER_NEGATIVE = (CrossEntropy, SquaredError, BinaryCrossEntropy)
 
 
 def _train(s: Subject, what: gap.What) -> Estimate:
@@ -20,7 +24,13 @@ def _test(s: Subject, what: gap.What) -> Estimate:
         text = "mean loss, test data; no error bar, since an opaque loss is not known item by item"
         value = s.once("test loss", s.test.loss)
         return Estimate(name="test loss", value=value, stderr=math.nan, rule=StudentT(0), convention=text)
-    return s.once(f"test {what}", lambda: gap.on_test_data(s.test_outputs, what, seed=s.settings.seed))
+    return s.once(f"test {what}", lambda: _sampled(s, what))
+
+
+def _sampled(s: Subject, what: gap.What) -> Estimate:
+    found = gap.on_test_data(s.test_outputs, what, seed=s.settings.seed)
+    known = s.test is not None and isinstance(s.test.output_loss, _NEVER_NEGATIVE)
+    return replace(found, support=(0.0, found.support[1])) if known else found
 
 
 def _gap(s: Subject, what: gap.What) -> Estimate:
@@ -41,7 +51,7 @@ ROWS = (
     Measure(
         key="test_loss", formula="mean_i loss_i", convention="test data; bootstrap interval", source="seeds 000, 002",
         family="gap", cost="forward", compute=lambda s: _test(s, "loss"), standard=True, needs=frozenset({"test"}),
-        unchanged=SAME_FUNCTION, reading="the outcome itself; grows with confidence in wrong answers",
+        unchanged=SAME_FUNCTION, reading="the outcome itself; of classes it grows with confidence in wrong answers",
     ),
     Measure(
         key="test_error", formula="share of i with margin_i <= 0", convention="a share; binomial interval",
