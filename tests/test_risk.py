@@ -583,7 +583,7 @@ def test_the_convention_says_samples_mode_and_precision():
 
 
 def test_the_convention_says_what_the_mean_is_over_and_of_which_parameters():
-    """Tokens that count, weights of classes, some of the parameters: each is another number than that of all samples."""
+    """Tokens that count, weights of classes, some of the parameters: each gives another number than all samples do."""
     ignoring = ritz.Risk(small(), CE, (X, torch.where(Y == 2, -100, Y)))
     assert "mean over 6 items of 9 samples" in ritz.trace(ritz.GGN(ignoring)).convention
     weighted = ritz.Risk(small(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.25])), DATA)

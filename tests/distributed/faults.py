@@ -24,13 +24,12 @@ class Fated(nn.Module):
 
     def __init__(self, rank: int, fate: Any, calls: int = 3) -> None:
         super().__init__()
-        self.inner, self.rank, self.fate, self.calls = checks.network(), rank, fate, calls
+        self.inner, self.rank, self.fate = checks.network(), rank, fate
+        self.calls = iter(range(1, calls))  # not a number, which would be put back after each walk
 
     def forward(self, x: Tensor) -> Tensor:
-        if dist.get_rank() == self.rank:
-            self.calls -= 1
-            if self.calls <= 0:
-                self.fate(x)
+        if dist.get_rank() == self.rank and next(self.calls, None) is None:
+            self.fate(x)
         return self.inner(x)
 
 

@@ -9,6 +9,7 @@ from scipy import stats
 from torch import nn
 
 import ritz
+from ritz import stopping
 from ritz.measures.measure import Measurement, duration
 from ritz.measures.registry import MEASURES, resolve
 from ritz.measures.row import Measure
@@ -466,3 +467,17 @@ def test_a_loss_that_is_never_negative_has_no_interval_below_zero():
     found = ritz.measure(risk, test=(X, y), measures=["test_loss", "gap_loss"])
     assert found["test_loss"].interval()[0] == 0.0 < found["test_loss"].value
     assert found["gap_loss"].interval()[0] == pytest.approx(-found["test_loss"].value)
+
+
+def test_what_one_forward_pass_gives_is_there_when_a_run_is_stopped_before_its_products():
+    """Cheap measures are taken first, in whichever order they were asked for."""
+    risk = ritz.Risk(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (torch.eye(3), torch.tensor([0, 1, 0])))
+
+    def enough(what: str, part: float) -> None:
+        if what == "trace":
+            stopping.ask("enough")
+
+    with stopping.stoppable():
+        found = ritz.measure(risk, measures=["trace", "margin_median", "weight_norm"], progress=enough)
+    assert {"margin_median", "weight_norm"} <= set(found)
+    assert found.stop == "enough"

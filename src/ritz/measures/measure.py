@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..tables import Table
 from .finished import Known, at_hand, marks
 from .outputs import Outputs
 from .registry import resolve
-from .row import Measure
+from .row import Cost, Measure
 from .subject import FORWARD_PASS, HESSIAN_RUN, Settings, Subject, as_vector
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ Progress = Callable[[str, float], None]  # (what is being done, part of the whol
 # about how many gradients over the data a run takes; a product is about two
 _PRODUCT = 2.0
 _FORWARD = 0.4
+_COSTS = get_args(Cost)  # from cheap to dear
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -226,12 +227,12 @@ def measure(
 
 
 def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress: Progress | None) -> Measurement:
-    """The rows one by one; those that an earlier part of the same call has finished are there already."""
+    """The rows one by one, cheap ones first; those that an earlier part of the same call has finished are there."""
     clock = _Clock(subject, rows, progress, saved.wish)
     known = Known.of(saved.latest)
     after: dict[str, Estimate | str] = {}  # what came of the rest when the run was to stop
     stop = saved.wish()
-    for row in rows:
+    for row in sorted(rows, key=lambda row: _COSTS.index(row.cost)):
         clock.start(row)
         if row.key not in known.found:
             outcome = stop if stop and not at_hand(row, subject) else _computed(row, subject)
