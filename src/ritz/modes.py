@@ -15,6 +15,7 @@ from torch.utils import checkpoint
 from .batches import isolated_rng
 from .errors import UnsupportedError
 from .space import select
+from .weight_norms import smooth_weight_norms
 
 Forward = Callable[[nn.Module, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
@@ -24,6 +25,8 @@ AVERAGING_WRAPPERS = frozenset({"DistributedDataParallel", "_FabricModule"})  # 
 _WRAPPERS = AVERAGING_WRAPPERS | {"DataParallel", "OptimizedModule"}
 # modules whose `training` flag switches dropout and nothing else
 _DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+# modules that store nothing on themselves in a forward pass
+_TORCHS = frozenset(getattr(nn, name) for name in nn.modules.__all__)
 
 
 def unwrapped(model: nn.Module, wrappers: Collection[str] = _WRAPPERS) -> nn.Module:
@@ -131,13 +134,18 @@ def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: tor
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())  # each product switches on what it needs
         stack.enter_context(_no_checkpointing())
+        stack.enter_context(smooth_weight_norms())
         yield
 
 
 @contextlib.contextmanager
 def _kept_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
     """What a forward pass stores on a module, as hooks of weight_norm store the weight, is the user's again after."""
-    held = [(vars(m), dict(vars(m))) for m in modules if m._forward_pre_hooks or m._forward_hooks or not _is_torchs(m)]
+    held = [
+        (m.__dict__, dict(m.__dict__))
+        for m in modules
+        if m.__class__ not in _TORCHS or m._forward_pre_hooks or m._forward_hooks
+    ]
     try:
         yield
     finally:
@@ -145,10 +153,6 @@ def _kept_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
             if len(now) != len(before) or any(now.get(name) is not value for name, value in before.items()):
                 now.clear()
                 now.update(before)
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules")
 
 
 @contextlib.contextmanager
@@ -194,7 +198,8 @@ def _plain_embeddings(modules: Sequence[nn.Module]) -> Iterator[None]:
     reverse mode leaves the gradient of its row out and forward mode does not: the gradient is then that of no function,
     and products are not symmetric.
     """
-    held = [(m, kind, getattr(m, kind)) for m in modules for kind in _plain_settings(m)]
+    embeddings = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    held = [(m, kind, getattr(m, kind)) for m in embeddings for kind in _plain_settings(m)]
     try:
         for m, kind, _ in held:
             setattr(m, kind, _plain_settings(m)[kind])
@@ -206,8 +211,6 @@ def _plain_embeddings(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _plain_settings(module: nn.Module) -> dict[str, Any]:
     """What an embedding is set to while it is studied; the padding of a bag stays, which decides what is summed."""
-    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return {}
     plain: dict[str, Any] = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}
     return plain | ({"padding_idx": None} if isinstance(module, nn.Embedding) else {})
 

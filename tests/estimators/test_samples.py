@@ -5,6 +5,7 @@ import math
 import time
 from functools import partial
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -271,6 +272,52 @@ def test_an_operation_without_forward_mode_is_taken_in_reverse():
     found = sample_traces(Risk(model, CE, (X, y)), num_probes=300)
     assert "reverse route" in found.convention
     assert ((found.value - true_traces(model, CE, X, y)).abs() < 4.5 * found.stderr).all()
+
+
+class Cubed(nn.Module):
+    """A cube between two layers, and a factor that is a constant where it is known without gradients."""
+
+    def __init__(self, cube, scaled=False):
+        super().__init__()
+        self.inner, self.outer, self.cube, self.scaled = nn.Linear(4, 3), nn.Linear(3, 3), cube, scaled
+
+    def forward(self, x):
+        with torch.no_grad():
+            factor = self.inner(x).abs().amax(1, keepdim=True) if self.scaled else 1.0
+        return self.outer(self.cube.apply(self.inner(x) / factor))
+
+
+def test_a_lone_route_that_forgets_a_term_is_refused():
+    class Forgetful(CubedWithoutTangent):
+        """Its backward pass does not say where it comes from."""
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * ctx.saved_tensors[0].detach() ** 2 * grad
+
+    with pytest.raises(UnsupportedError, match=r"by the reverse route.* are wrong: they disagree with differences"):
+        sample_traces(Risk(randomised(Cubed(Forgetful)), CE, (data(4, 4), labels(4))), method="probes")
+
+
+def test_a_lone_route_is_not_refused_for_what_runs_without_gradients():
+    """Which differences see; true Hessians by two backward passes do not."""
+    model, X, y = randomised(Cubed(CubedWithoutTangent, scaled=True)), data(4, 4), labels(4)
+    found = sample_traces(Risk(model, CE, (X, y)), method="probes", num_probes=300)
+    params = list(model.parameters())
+    wanted = [cases.hessian_of(CE(model(X[i : i + 1]), y[i : i + 1]), params).trace() for i in range(4)]
+    assert ((found.value - torch.stack(wanted)).abs() < 4.5 * found.stderr).all()
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_probes_of_normalised_weights_are_right_within_their_errors(dim):
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3), dim=dim)
+    model, X, y = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3)), data(4, 4), labels(4)
+    risk = Risk(randomised(model), CE, (X, y), plan=Plan(chunk=32))
+    found = sample_traces(risk, method="probes", num_probes=300)
+    wanted = [
+        Hessian(Risk(model, CE, (X[i : i + 1], y[i : i + 1])), route="difference").dense().trace() for i in range(4)
+    ]
+    assert ((found.value - torch.stack(wanted)).abs() < 4.5 * found.stderr).all()
 
 
 class CubedWithoutTangent(torch.autograd.Function):

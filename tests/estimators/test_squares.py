@@ -6,6 +6,7 @@ from sample_truth import CE, CURVED, Residual, Tokens, Twice, data, labels, mlp,
 from torch import nn
 
 from ritz.errors import UnsupportedError
+from ritz.estimators import squares
 from ritz.estimators.samples import exact_cost, exact_trace
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, BatchNoise, DenseOperator, EmpiricalFisher, Fisher, GradientCovariance, Hessian
@@ -99,3 +100,67 @@ def test_matrices_without_an_exact_form_are_refused():
     assert exact_cost(GGN(train)) is None
     with pytest.raises(UnsupportedError, match="BatchNorm in train mode"):
         exact_trace(GGN(train))
+
+
+# -------------------------------------------------- operations that torch does not vectorise, or wrongly
+
+
+@pytest.mark.parametrize("outputs", range(1, 6))
+@pytest.mark.parametrize("size", range(1, 7))
+def test_slopes_that_are_learned_have_exact_traces_for_any_number_of_outputs_and_samples(outputs, size):
+    """The backward pass of PReLU is wrong under two vmaps of one size, that over samples and that over cotangents."""
+    model = randomised(nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), nn.Linear(5, outputs), nn.PReLU()))
+    check_parts(GGN(Risk(model, nn.MSELoss(), (data(6, 4), data(6, outputs)), batch_size=size)))
+
+
+@pytest.mark.parametrize("at_once", range(1, 5))
+def test_gradients_of_any_number_of_samples_at_once_give_the_same(at_once, monkeypatch):
+    model = randomised(nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)))
+    G = GGN(Risk(model, nn.MSELoss(), (data(4, 4), data(4, 3))))
+    monkeypatch.setitem(squares._GRADIENTS, "cpu", at_once * 3 * G.dim)
+    check_parts(G)
+
+
+class Weighed(nn.Module):
+    """A function of a parameter that is no layer, and of the outputs of one."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.inner, self.matrix, self.operation = nn.Linear(4, 3), nn.Parameter(torch.zeros(3, 3)), operation
+
+    def forward(self, x):
+        return self.operation(self.matrix + torch.eye(3), self.inner(x))
+
+
+def of_samples(matrix, x):
+    """A matrix for each sample."""
+    return matrix @ matrix.T + x[:, :, None] * x[:, None]
+
+
+def distances(matrix, x):
+    return torch.cdist(x, matrix)
+
+
+def distances_written_out(matrix, x):
+    return (x[:, None] - matrix).norm(dim=-1)
+
+
+WEIGHED = {
+    "solve": lambda matrix, x: torch.linalg.solve(of_samples(matrix, x), x),
+    "det": lambda matrix, x: x * torch.linalg.det(of_samples(matrix, x))[:, None],
+    "slogdet": lambda matrix, x: x * torch.linalg.slogdet(of_samples(matrix, x))[1][:, None],
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_operations_of_a_matrix_for_each_sample_have_exact_traces(name):
+    check_parts(GGN(Risk(randomised(Weighed(WEIGHED[name])), CE, (data(5, 4), labels(5)), batch_size=3)))
+
+
+def test_where_vectorised_gradients_are_wrong_they_are_taken_one_by_one():
+    """torch's batching rule for the backward pass of cdist is wrong."""
+    found, wanted = (
+        exact_trace(GGN(Risk(randomised(Weighed(operation)), CE, (data(5, 4), labels(5)))))[1]
+        for operation in (distances, distances_written_out)
+    )
+    assert found == pytest.approx(wanted, rel=1e-9)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import ritz
 from ritz.testing import check_operator
@@ -50,6 +51,68 @@ def test_the_padding_row_of_an_embedding_is_a_parameter_like_any_other(matrix):
     torch.testing.assert_close(padded, matrix(ritz.Risk(model, nn.CrossEntropyLoss(), data)).dense())
     torch.testing.assert_close(padded, padded.T)
     assert bool(padded[:3, :3].abs().max() > 0)
+
+
+class Solved(nn.Module):
+    """Operations of matrices, whose backward passes torch takes by another formula where gradients are switched off."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.inner, self.matrix, self.operation = nn.Linear(4, 3), nn.Parameter(torch.randn(3, 3)), operation
+
+    def forward(self, x):
+        return self.operation(self.matrix @ self.matrix.T + torch.eye(3), self.inner(x))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda matrix, x: torch.linalg.solve(matrix, x.T).T,
+        lambda matrix, x: torch.linalg.det(matrix) * x,
+        lambda matrix, x: torch.linalg.slogdet(matrix)[1] * x,
+    ],
+    ids=["solve", "det", "slogdet"],
+)
+def test_operations_of_matrices_have_their_second_derivative(operation, route):
+    torch.manual_seed(0)
+    problem = cases.Problem(Solved(operation), nn.MSELoss(), cases.split(torch.randn(11, 4), torch.randn(11, 3)))
+    H = ritz.Hessian(problem.risk(), route=route)
+    assert cases.relative(H.dense(), cases.dense_hessian(problem)) < 1e-10
+
+
+class Normalised(nn.Module):
+    """A convolution whose kernel has norms of its own, g v / |v|; it is `weight_norm` written out."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.bias, self.head = nn.Parameter(torch.randn(3)), nn.Linear(6, 2)
+        self.v, self.dims = nn.Parameter(torch.randn(3, 2, 2)), [d for d in range(3) if d != dim]
+        self.g = nn.Parameter(torch.rand(self.v.shape[dim] if dim is not None else ()) + 0.5)
+        self.shape = [-1 if d == dim else 1 for d in range(3)]
+
+    def forward(self, x):
+        kernel = self.g.view(self.shape) * self.v / self.v.square().sum(self.dims, keepdim=True).sqrt()
+        return self.head(torch.conv1d(x, kernel, self.bias).tanh().flatten(1))
+
+
+@pytest.mark.parametrize("route", ["auto", *ROUTES])
+@pytest.mark.parametrize("dim", [0, 1, 2, None])
+def test_normalised_weights_have_their_second_derivative(dim, route):
+    """That of torch's own kernel takes the norms for constants."""
+    torch.manual_seed(0)
+    truth = Normalised(dim)
+    X, y, loss = torch.randn(11, 2, 3), torch.randint(2, (11,)), nn.CrossEntropyLoss()
+    layer = weight_norm(nn.Conv1d(2, 3, 2), dim=dim)
+    weights = layer.parametrizations.weight
+    with torch.no_grad():
+        for own, same in ((layer.bias, truth.bias), (weights.original0, truth.g), (weights.original1, truth.v)):
+            own.copy_(same.view(own.shape))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), truth.head)
+    H = ritz.Hessian(ritz.Risk(model, loss, cases.split(X, y)), route=route)
+    order = [truth.bias, truth.g, truth.v, *truth.head.parameters()]  # as in the model
+    assert cases.relative(H.dense(), cases.hessian_of(loss(truth(X), y), order)) < 1e-10
+    assert H.route != "difference"
 
 
 def test_the_dense_truth_can_tell_a_wrong_matrix():  # else the tests above could not fail

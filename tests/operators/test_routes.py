@@ -187,14 +187,125 @@ def test_a_backward_that_silently_forgets_a_term_is_found_out():
     assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-6
 
 
-def test_exact_routes_that_disagree_are_arbitrated_by_differences():
+def test_a_term_is_missed_in_the_last_weights_too():
+    """The first vectors of `dense` are those of the first weights, along which nothing is wrong."""
+
+    class Branches(nn.Module):
+        def __init__(self, cube):
+            super().__init__()
+            self.net, self.last, self.cube = cases.mlp([3, 4, 2]), nn.Linear(3, 2), cube
+
+        def forward(self, x):
+            return self.net(x) + self.cube(self.last(x))
+
+    torch.manual_seed(0)
+    wrong, right = Branches(DetachedCube.apply), Branches(plain_cube)
+    right.load_state_dict(wrong.state_dict())
+    batches = [(torch.randn(7, 3), torch.randn(7, 2))]
+    H = ritz.Hessian(ritz.Risk(wrong, nn.MSELoss(), batches))
+    with pytest.warns(NumericalWarning, match="reverse products are wrong"):
+        dense = H.dense()
+    assert H.route == "difference"
+    assert cases.relative(dense, cases.dense_hessian(cases.Problem(right, nn.MSELoss(), batches))) < 1e-6
+
+
+def test_of_exact_routes_that_disagree_the_symmetric_one_is_taken():
     risk, truth = net_risk(WrongForwardCube.apply)
     assert cases.relative(ritz.Hessian(risk, route="forward").dense(), cases.dense_hessian(truth)) > 1e-2
     H = ritz.Hessian(risk)
-    with pytest.warns(NumericalWarning, match="forward and reverse products disagree; reverse is nearer"):
+    with pytest.warns(NumericalWarning, match="forward and reverse products disagree; reverse is the one.*symmetric"):
         dense = H.dense()
     assert H.route == "reverse"
     assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-10
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("forward", "reverse"), ("reverse", "forward")])
+def test_of_symmetric_routes_that_disagree_the_one_nearer_to_differences_is_taken(wrong, right, monkeypatch):
+    problem = cases.problem("mlp_mse")
+    H = ritz.Hessian(problem.risk())
+    plain = getattr(H, f"_{wrong}")
+    monkeypatch.setattr(H, f"_{wrong}", lambda *args: (1.01 * plain(*args)[0], plain(*args)[1]))
+    with pytest.warns(NumericalWarning, match=f"products disagree; {right} is nearer to differences of the gradient"):
+        dense = H.dense()
+    assert H.route == right
+    assert cases.relative(dense, cases.truth("mlp_mse", "Hessian")) < 1e-10
+
+
+class Scaled(nn.Module):
+    """Inner values divided by their largest, which is a constant by `detach`, or by the absence of gradients."""
+
+    def __init__(self, detach):
+        super().__init__()
+        self.first, self.last, self.detach = nn.Linear(3, 4), nn.Linear(4, 2), detach
+
+    def forward(self, x):
+        with contextlib.nullcontext() if self.detach else torch.no_grad():
+            largest = self.first(x).abs().amax(1, keepdim=True)
+        return self.last((self.first(x) / (largest.detach() if self.detach else largest)).tanh())
+
+
+def test_what_runs_without_gradients_is_a_constant_for_the_hessian():
+    """Differences and forward mode look into torch.no_grad(), and what they see is not symmetric."""
+    torch.manual_seed(0)
+    hidden, plain = Scaled(detach=False), Scaled(detach=True)
+    plain.load_state_dict(hidden.state_dict())
+    batches = [(torch.randn(6, 3), torch.randint(0, 2, (6,)))]
+    truth = cases.dense_hessian(cases.Problem(plain, nn.CrossEntropyLoss(), batches))
+    H = ritz.Hessian(ritz.Risk(hidden, nn.CrossEntropyLoss(), batches))
+    with pytest.warns(NumericalWarning, match="reverse is the one that is symmetric"):
+        dense = H.dense()
+    assert H.route == "reverse"
+    assert cases.relative(dense, truth) < 1e-10
+
+
+class Lopsided(torch.autograd.Function):
+    """factor * a, whose backward forgets that the gradient in a depends on the factor."""
+
+    @staticmethod
+    def forward(ctx, factor, a):
+        ctx.save_for_backward(factor, a)
+        return factor * a
+
+    @staticmethod
+    def backward(ctx, g):
+        factor, a = ctx.saved_tensors
+        return (g * a).sum(), g * factor.detach()
+
+
+class Faint(Lopsided):
+    """The same with a gradient in the factor that is wrong as well."""
+
+    @staticmethod
+    def backward(ctx, g):
+        in_factor, in_a = Lopsided.backward(ctx, g)
+        return 0.5 * in_factor, in_a
+
+
+class Factor(nn.Module):
+    """A network whose outputs are multiplied with one more weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.net, self.factor, self.function = cases.mlp([3, 4, 2]), nn.Parameter(torch.tensor(2.0)), function
+
+    def forward(self, x):
+        return self.function.apply(self.factor, self.net(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "route", "text"),
+    [
+        (Lopsided, "difference", "reverse products are wrong"),
+        (Faint, "reverse", "reverse products are not symmetric: .* that of no function"),
+    ],
+)
+def test_products_that_are_not_symmetric_are_left_where_differences_are_and_told_of_where_not(function, route, text):
+    torch.manual_seed(0)
+    H = ritz.Hessian(ritz.Risk(Factor(function), nn.MSELoss(), (torch.randn(7, 3), torch.randn(7, 2))))
+    with pytest.warns(NumericalWarning, match=text):
+        dense = H.dense()
+    assert H.route == route
+    assert (cases.relative(dense, dense.T) < 1e-6) == (route == "difference")
 
 
 def test_a_kink_that_spoils_differences_does_not_discredit_the_only_exact_route():
@@ -269,6 +380,20 @@ def test_the_ggn_goes_without_forward_derivatives_and_names_what_has_neither():
         ritz.GGN(risk).dense()
 
 
+def test_an_operation_that_takes_one_vector_at_a_time_is_given_one():
+    """torch cannot batch RReLU; in evaluation mode it is a leaky ReLU with the mean of its slopes."""
+    risk, truth = net_risk(nn.RReLU(0.1, 0.3))
+    truth.model.operation = nn.LeakyReLU(0.2)
+    for matrix in (ritz.GGN, ritz.EmpiricalFisher, ritz.Hessian):
+        dense = cases.DENSE[matrix.__name__](truth)
+        assert cases.relative(matrix(risk).dense(), dense) < 1e-10
+    forward = ritz.Hessian(risk, route="forward")
+    v = torch.ones(forward.dim)
+    assert cases.relative(forward @ v, dense @ v) < 1e-10
+    with pytest.raises(UnsupportedError, match="operation aten::rrelu_with_noise has no second derivative"):
+        forward.dense()
+
+
 @pytest.mark.parametrize("route", ["auto", "reverse", "difference"])
 def test_activation_checkpointing_runs_straight_through(route):
     """It would recompute with the module's own weights, after the weights of the product are gone."""
@@ -299,6 +424,7 @@ def test_an_error_of_the_model_itself_is_passed_on(route):
         ("the derivative for '_cdist_backward' is not implemented.", "_cdist_backward"),
         ("Trying to use forward AD with logit_backward that does not support it because", "logit_backward"),
         ("You tried to vmap over Cube, but it does not have vmap support.", "Cube"),
+        ("vmap: we do not yet support aten::rrelu_with_noise. Please file an issue", "aten::rrelu_with_noise"),
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )

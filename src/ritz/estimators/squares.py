@@ -9,12 +9,13 @@ empirical Fisher. A cotangent may touch one item (a sample, a token) of every sa
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batches import Batch, map_tensors, tensors_of
+from ..batches import Batch, tensors_of
 from ..errors import UnsupportedError
 from ..layers import Capture, squared_norms, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
@@ -27,6 +28,7 @@ Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.
 OfBatch = Callable[[Params, Batch], tuple[Tensor, Tensor]]
 
 _GRADIENTS = {"cpu": 1 << 25}  # elements of per-sample gradients held at once
+_AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference of two results that count as the same
 
 
 class SquaredGradients:
@@ -39,6 +41,7 @@ class SquaredGradients:
         self.risk = risk
         self.by_layer = without_rule(risk.model, risk.names) is None
         self._known = {1}  # batch sizes at which the layers were seen to keep samples apart
+        self._vectorises: bool | None = None  # whether vmap over samples gives the same as one by one; tried once
 
     def __call__(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         if self.by_layer:
@@ -90,34 +93,49 @@ class SquaredGradients:
         refuse_rows(out, batch)
         total = out.new_zeros(batch.size, len(params), dtype=torch.float64)
         for stack in cotangents(out):
-            if self.risk.splittable:
-                try:
-                    total += self._vectorised(params, batch, stack)
-                    continue
-                except RuntimeError as error:  # an operation that cannot be vectorised over samples
-                    if is_shortage(error):
-                        raise
-            total += self._one_by_one(params, batch, stack)
+            if self._vectorises is None:
+                self._vectorises = self.risk.splittable and self._tried(params, batch.head(2), stack[:, :2])
+            by = self._vectorised if self._vectorises else self._one_by_one
+            total += by(params, batch, stack)
         return total, out
 
-    def _vectorised(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
-        """Per-sample gradients by vmap over samples of vjp."""
-        if len(stack) == 1:  # torch's backward of prelu is wrong under two vmaps of which the inner has size 1
-            stack = torch.cat([stack, torch.zeros_like(stack)])
-        tensors = tensors_of(batch.data)
-        dims = tuple(0 if x.ndim and len(x) == batch.size else None for x in tensors)
+    def _tried(self, params: Params, few: Batch, stack: Tensor) -> bool:
+        """Whether a few samples get the same by vmap as one by one.
 
-        def one(rows: tuple[Tensor, ...], cotangents: Tensor) -> Tensor:
-            given = iter(x if dim is None else x[None] for x, dim in zip(rows, dims, strict=True))
-            piece = Batch(map_tensors(batch.data, lambda _: next(given)), batch.index, batch.start, 1)
-            pullback = torch.func.vjp(lambda p: self.risk.output(p, piece)[0], params)[1]
+        Some operations cannot be vectorised, and the backward pass of cdist is so by a rule that is wrong.
+        """
+        noise = random_uniform(stack.numel(), ("vectorised",), stack.device).to(stack).reshape(stack.shape) + 0.5
+        try:
+            return same(self._vectorised(params, few, noise), self._one_by_one(params, few, noise), stack.dtype)
+        except RuntimeError as error:
+            if is_shortage(error):
+                raise
+            return False
+
+    def _vectorised(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
+        """Per-sample gradients by vjp of vmap over samples, each of which has weights of its own.
+
+        vmap of vjp would be the same, but that with cotangents it is one vmap in another, in which the backward passes
+        of some operations of torch are wrong: prelu, det, solve.
+        """
+        dims = tuple(0 if x.ndim and len(x) == batch.size else None for x in tensors_of(batch.data))
+
+        def one(weights: Params, rows: tuple[Tensor, ...]) -> Tensor:
+            sample = [x if dim is None else x[None] for x, dim in zip(rows, dims, strict=True)]
+            return self.risk.output(weights, replace(batch.holding(sample), size=1))[0]
+
+        def squares(rows: tuple[Tensor, ...], cotangents: Tensor) -> Tensor:
+            size = cotangents.shape[1]
+            own = {name: p.expand(size, *p.shape) for name, p in params.items()}
+            pullback = torch.func.vjp(lambda own: torch.func.vmap(one, in_dims=(0, dims))(own, rows), own)[1]
             grads = torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(cotangents)
-            return torch.stack([grads[name].square().sum(dtype=torch.float64) for name in params])
+            summed = [g.square().transpose(0, 1).flatten(1).sum(1, dtype=torch.float64) for g in grads.values()]
+            return torch.stack(summed, dim=1)
 
         room = _GRADIENTS.get(self.risk.device.type, 1 << 28)
         at_once = max(1, room // (len(stack) * self.risk.dim))
-        squares: Tensor = torch.func.vmap(one, in_dims=(dims, 1), chunk_size=at_once)(tuple(tensors), stack)
-        return squares
+        pieces = zip(batch.pieces(at_once), stack.split(at_once, dim=1), strict=True)
+        return torch.cat([squares(tuple(tensors_of(piece.data)), cotangents) for piece, cotangents in pieces])
 
     def _one_by_one(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
         """Per-sample gradients one after the other; the other samples of a batch that cannot be split are masked."""
@@ -133,6 +151,16 @@ class SquaredGradients:
                 grads = [_gradients(out, leaves, cotangent) for cotangent in cotangents]
                 rows.append(torch.stack([_squares(per_param) for per_param in zip(*grads, strict=True)]))
         return torch.stack(rows)
+
+
+def same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two results of computations in `dtype` are equal but for rounding.
+
+    Example:
+        >>> same(torch.ones(2), torch.tensor([1.0, 1.001]), torch.float32)
+        True
+    """
+    return bool((a - b).norm() <= _AGREE.get(dtype, 0.1) * b.norm())
 
 
 def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, ...]:

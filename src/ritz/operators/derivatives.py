@@ -18,6 +18,7 @@ from ..errors import UnsupportedError
 _PATTERNS = (
     r"derivative for '?(?P<name>[\w:]+)'? is not implemented",
     r"forward AD with (?P<name>[\w:]+) that does not support it",
+    r"do not yet support (?P<name>aten::\w+)",
     r"vmap over (?P<name>\w+), but it does not have vmap support",
     r"must implement the jvp function for custom autograd.Function",
     r"use an autograd.Function with functorch transforms",

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ ROUTES: tuple[Route, ...] = ("forward", "reverse", "difference")
 _EXACT: tuple[Route, ...] = ("forward", "reverse")
 # relative disagreement of two products that still count as the same
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-2}
-_TRUST = 1e-2  # relative disagreement of two differences that still count as right
+_TRUST = 1e-2  # relative disagreement with differences that still counts as right
 
 
 class Hessian(RiskOperator):
@@ -49,8 +49,9 @@ class Hessian(RiskOperator):
         route: How products are taken. "auto" tries the exact routes on the first batch. Where they agree it keeps
             "forward" if the forward pass can be followed (`ritz.operators.tape`), on a GPU where the first product is
             with several vectors; else "reverse", unless "forward" takes less than half the time. Where they disagree,
-            or only one works, it is held against differences of the gradient, and where none works these are taken,
-            with a `NumericalWarning`. After the first product `route` and the convention say which it is.
+            or only one works, it is held against differences of the gradient and its own transpose, and where none is
+            right these are taken, with a `NumericalWarning`. After the first product `route` and the convention say
+            which it is.
 
     Raises:
         UnsupportedError: By a product, if an operation has no second derivative by the chosen route; it is named.
@@ -260,7 +261,11 @@ class Hessian(RiskOperator):
     # ------------------------------------------------------------------------------------ the choice of a route
 
     def _choose(self, params: Params, batch: Batch, rows: Tensor) -> Route:
-        """The fastest exact route that works on this batch and is right; the difference where none is."""
+        """The fastest exact route that works on this batch and is right; the difference where none is.
+
+        It is tried on as many vectors as are asked for, but on such that leave no weight out.
+        """
+        rows = self.probes(range(len(rows)), seed=0)
         images: dict[Route, Tensor] = {}
         missing: dict[Route, str] = {}
         for route in _EXACT:
@@ -276,7 +281,7 @@ class Hessian(RiskOperator):
             self._warn(f"no exact Hessian product, for want of a second derivative: {reason}")
             return "difference"
         if len(images) < 2 or not self._agree(*images.values()):
-            return self._arbitrate(params, batch, rows, images)
+            return self._arbitrate(params, batch, tuple(images))
         best: Route = "forward"
         if not (self._tapes.works and (self.device.type == "cpu" or len(rows) > 1)):
             # Reverse mode, which is mostly faster than torch.func, unless forward takes less than half of its time: so
@@ -286,31 +291,47 @@ class Hessian(RiskOperator):
         log.info("Hessian products by the %s route", best)
         return best
 
-    def _arbitrate(self, params: Params, batch: Batch, rows: Tensor, images: dict[Route, Tensor]) -> Route:
-        """Routes that do not confirm each other are held against differences of the gradient, along the first row."""
-        finite = {route: image[:1] for route, image in images.items() if bool(image.isfinite().all())}
+    def _arbitrate(self, params: Params, batch: Batch, routes: Collection[Route]) -> Route:
+        """Routes that do not confirm each other: one that is symmetric, and nearest to differences of the gradient.
+
+        Differences are the judge as far as two steps of other length agree, which they do not at a kink, and where they
+        are symmetric themselves: what is done under torch.no_grad() they see, and autograd does not differentiate it.
+        """
+        probes = self.probes([0, 1], seed=0)
+
+        def images(by: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+            return torch.cat([by(probe)[0] for probe in probes.split(1)])  # one by one, which works by any route
+
+        found = {route: images(partial(self._by, route, params, batch)) for route in routes}
+        finite = {route: image for route, image in found.items() if bool(image.isfinite().all())}
         if not finite:
-            return next(iter(images))  # the product itself says what is wrong
-        truth, other = (self._difference(params, batch, rows[:1], stretch)[0] for stretch in (1.0, 3.0))
+            return next(iter(routes))  # the product itself says what is wrong
+        truth, other = (images(partial(self._difference, params, batch, stretch=stretch)) for stretch in (1.0, 3.0))
         apart = {route: float((image - truth).norm()) for route, image in finite.items()}
-        best = min(apart, key=lambda route: apart[route])
-        if len(finite) == 2:
-            self._say(f"forward and reverse products disagree; {best} is nearer to differences of the gradient")
-            return best
-        # a kink on the way spoils a difference, but then two steps of other length do not agree either
-        scale = max(float(truth.norm()), float(finite[best].norm()))
-        trusted = float((truth - other).norm()) <= _TRUST * scale
-        if trusted and apart[best] > 10 * _TRUST * scale:
+        most = self._tolerance()
+        even = {route: _asymmetry(image, probes) <= most * float(image.norm()) for route, image in finite.items()}
+        best = min(finite, key=lambda route: (not even[route], apart[route]))
+        doubt, scale = float((truth - other).norm()), max(float(truth.norm()), float(finite[best].norm()))
+        wrong = not even[best] or apart[best] > max(10 * doubt, _TRUST * scale)
+        if wrong and _asymmetry(truth, probes) <= min(10 * doubt + most * scale, _TRUST * scale):
             self._warn(f"{best} products are wrong: they disagree with differences of the gradient")
             return "difference"
-        log.info("Hessian products by the %s route, the only exact one that works", best)
+        if not even[best]:
+            self._say(f"{best} products are not symmetric: what the model gives for a gradient is that of no function")
+        elif len(finite) == 2:
+            why = "nearer to differences of the gradient" if all(even.values()) else "the one that is symmetric"
+            self._say(f"forward and reverse products disagree; {best} is {why}")
+        log.info("Hessian products by the %s route", best)
         return best
 
     def _agree(self, a: Tensor, b: Tensor) -> bool:
-        most = _AGREE.get(self.dtype, 0.1)
+        return bool((a - b).norm() <= self._tolerance() * b.norm())
+
+    def _tolerance(self) -> float:
+        """Relative difference of two products that still count as the same."""
         if self.dtype == torch.float32 and multiplies_in_tf32(self.device):
-            most = 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
-        return bool((a - b).norm() <= most * b.norm())
+            return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
+        return _AGREE.get(self.dtype, 0.1)
 
     def _warn(self, reason: str) -> None:
         error = torch.finfo(self.dtype).eps ** (2 / 3)
@@ -353,6 +374,12 @@ def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor]
     return [
         image if image.ndim > p.ndim else p.new_zeros(count, *p.shape) for image, p in zip(images, inputs, strict=True)
     ]
+
+
+def _asymmetry(images: Tensor, vectors: Tensor) -> float:
+    """|u'Hv - v'Hu| for the images Hu and Hv of two random vectors: about |H - H'|, as |Hu| is about |H|."""
+    forms = images @ vectors.T
+    return float((forms - forms.T).abs().max())
 
 
 def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> float:

@@ -401,5 +401,7 @@ class Other(Rule):
         def along(*tangents: Tensor) -> tuple[Tensor, ...]:
             return torch.func.jvp(back, self.values, tangents)[1]  # type: ignore[no-any-return]
 
-        for sink, found in zip(into, torch.func.vmap(along)(*self._tangents(dots)), strict=True):
+        with torch.enable_grad():  # else some backward passes (solve's, det's) go by formulas of no derivative
+            bent = torch.func.vmap(along)(*self._tangents(dots))
+        for sink, found in zip(into, bent, strict=True):
             sink.add(found)

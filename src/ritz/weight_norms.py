@@ -1,0 +1,51 @@
+"""Weight normalisation that can be differentiated twice.
+
+    w = g v / ||v||        with the norm over all dimensions of v but one (Salimans and Kingma, 2016)
+
+The second derivative of torch's own kernel takes the norm for a constant, which is wrong, and a forward derivative it
+has none.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.utils.weight_norm
+from torch import Tensor
+
+# who calls the kernel by this name: parametrizations.weight_norm, and the older hook, whose module hides behind it
+_CALLERS: tuple[Any, ...] = (torch, sys.modules["torch.nn.utils.weight_norm"])
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g v / ||v|| by plain operations, in the place of `torch._weight_norm`; dim=-1 is the norm over all dimensions.
+
+    Example:
+        >>> weight_norm(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[10.0], [1.0]])).tolist()
+        [[6.0, 8.0], [0.0, 1.0]]
+    """
+    # the forward derivative of a norm over all dimensions is at fault in torch
+    norm = torch.norm_except_dim(v[None], 2, 0)[0] if dim == -1 else torch.norm_except_dim(v, 2, dim)
+    return v * (g / norm)
+
+
+@contextlib.contextmanager
+def smooth_weight_norms() -> Iterator[None]:
+    """Inside, weights are normalised by `weight_norm`.
+
+    Example:
+        >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1))
+        >>> with smooth_weight_norms():
+        ...     layer.weight.grad_fn.name()
+        'MulBackward0'
+    """
+    own = [caller._weight_norm for caller in _CALLERS]
+    try:
+        for caller in _CALLERS:
+            caller._weight_norm = weight_norm
+        yield
+    finally:
+        for caller, kernel in zip(_CALLERS, own, strict=True):
+            caller._weight_norm = kernel
