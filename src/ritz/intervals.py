@@ -207,6 +207,7 @@ class RandomStart:
     the sphere (Kuczynski and Wozniakowski 1992, theorem 4.2), to the power K for K independent starts. With pairs
     locked the starts run in what is left, and no eigenvalue lies further out than the further of `locked` and that
     bound, plus `slack`, the coupling between the two (Weyl). The other end is the Ritz value, which never overshoots.
+    As many steps as there are dimensions reach all that there is.
     """
 
     dim: int
@@ -221,7 +222,7 @@ class RandomStart:
     def bound(self, level: float) -> float:
         """What the eigenvalue exceeds with probability at most 1 - level."""
         log_odds = math.log(1.648 * math.sqrt(self.dim)) - math.log(1 - level) / self.num_probes
-        eps = (log_odds / (2 * self.num_steps - 1)) ** 2
+        eps = (log_odds / (2 * self.num_steps - 1)) ** 2 if self.num_steps < self.dim else 0.0
         if eps >= 0.5 and (self.spread or self.num_steps == 1):  # too few steps to say anything
             return math.inf if self.largest else -math.inf
         over = self.spread * eps / (1 - 2 * eps) if self.spread else 0.0

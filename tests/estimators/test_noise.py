@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ritz
-from ritz.estimators.noise import minibatch_moment
+from ritz.estimators.noise import _Groups, minibatch_moment
 
 
 def make_risk(num: int = 48, **options: object) -> ritz.Risk:
@@ -168,3 +168,49 @@ def test_disjoint_batches_are_biased(hessians):
 def test_bad_arguments_are_refused(risk, call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(risk)
+
+
+@pytest.mark.parametrize("num_probes", [4, 24])
+def test_what_comes_free_covers_too(risk, hessians, num_probes):
+    """Batches vary as well as probes: with many of these the batches are most of the error."""
+    truths = {
+        "mean curvature": float(hessians.mean(0).trace()) / risk.dim,
+        "second moment": float(hessians.mean(0).square().sum()) / risk.dim,
+    }
+    hits = dict.fromkeys(truths, 0)
+    for seed in range(60):
+        parts = ritz.curvature_noise(risk, 6, 4, seed, num_probes=num_probes, target="empirical").parts
+        for key, truth in truths.items():
+            low, high = parts[key].interval()
+            hits[key] += low <= truth <= high
+    assert min(hits.values()) >= 53, hits
+
+
+def test_batches_that_are_all_of_the_data_add_no_error_of_their_own(risk):
+    """About the mean of the data themselves; about that of their distribution they do."""
+    own, others = (
+        ritz.curvature_noise(risk, 12, 4, num_probes=8, target=target).parts["mean curvature"]
+        for target in ("empirical", "population")
+    )
+    assert own.value == others.value
+    assert own.stderr == pytest.approx(float(own.samples.std()) / math.sqrt(8))
+    assert others.stderr > 1.05 * own.stderr
+
+
+def test_groups_of_batches_tell_how_much_their_mean_varies():
+    """v'H_b v of each batch is a number: the variance of their mean is as from the numbers, but for the grouping."""
+    torch.manual_seed(0)
+    rows = torch.randn(2, 5)
+    for num in (2, 8, 11):
+        images, seen, halves = torch.randn(num, 3, 5), _Groups(), (_Groups(), _Groups())
+        for at, image in enumerate(images):
+            seen.add(image, torch.tensor(1.0))
+            halves[at % 2].add(image, torch.tensor(1.0))
+        numbers = (rows * images[:, :-1]).sum(2).mean(1)
+        sizes = torch.tensor([len(numbers[group::8]) for group in range(min(num, 8))])
+        means = torch.stack([numbers[group::8].mean() for group in range(min(num, 8))])
+        truth = float((sizes / num * (means - numbers.mean()).square()).sum()) / (len(means) - 1)
+        assert seen.variance(rows) == pytest.approx(truth)
+        assert num > 8 or truth == pytest.approx(float(numbers.var()) / num)
+        halves[0].merge(halves[1])
+        torch.testing.assert_close(halves[0].mean, seen.mean)

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from matrices import DIM, FLAT, OUTLIERS, POSITIVE, operator, rotated
-from torch import nn
+from matrices import DIM, FLAT, OUTLIERS, POSITIVE, bulk, operator, rotated
+from torch import Tensor, nn
 
 import ritz
-from ritz.errors import NonFiniteError, NumericalWarning
-from ritz.intervals import ChiSquare, StudentT
+from ritz.errors import IndefiniteError, NonFiniteError, NumericalWarning
+from ritz.intervals import ChiSquare, Hull, StudentT
 from ritz.operators import DenseOperator
 
 MODES = ("locked", "full", "none")
@@ -181,6 +181,66 @@ def test_the_log_determinant_of_an_indefinite_matrix_needs_a_shift_that_covers_i
         s.logdet(shift=0.0)
 
 
+def test_eigenvalues_that_steps_do_not_rule_out_are_not_said_to_be_there():
+    """A positive matrix, and too few steps to know it."""
+    A = rotated(torch.linspace(1.0, 2.0, 200))
+    with pytest.raises(
+        IndefiniteError, match=r"smallest Ritz value is 1.*3 steps .* of any size, .*; raise num_steps$"
+    ):
+        ritz.logdet(A, shift=0.1, num_steps=3, num_probes=1)
+    with pytest.raises(IndefiniteError, match=r"do not rule out negative eigenvalues down to -.* a shift above"):
+        ritz.logdet(A, shift=0.1, num_steps=6, num_probes=1)
+    with pytest.raises(IndefiniteError, match=r"the matrix is indefinite, .*; raise num_steps, which tell"):
+        ritz.logdet(operator("flat"), shift=0.1, num_steps=3, num_probes=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_matrix_of_one_number_is_known_in_every_mode(mode):
+    s = ritz.spectrum(DenseOperator(torch.tensor([[2.0]])), reorthogonalize=mode)
+    for e in (s.lambda_min, s.lambda_max):
+        assert e.interval() == pytest.approx((2.0, 2.0))
+    assert s.logdet(1.0).interval() == pytest.approx((math.log(3.0), math.log(3.0)))
+
+
+def beside(outlier: float, values: Tensor) -> tuple[DenseOperator, Tensor]:
+    """A matrix in float32, whose products are off by about 1e-7 of the outlier, and its eigenvalues."""
+    dense = rotated(torch.cat([torch.tensor([outlier]), values])).dense()
+    A = DenseOperator(((dense + dense.T) / 2).float())
+    return A, torch.linalg.eigvalsh(A.dense().double())
+
+
+@pytest.mark.parametrize("outlier", [1e5, 1e6, 1e7])
+def test_a_narrow_bulk_beside_a_large_outlier_is_not_taken_for_round_off(outlier):
+    """Either it is resolved, or it is said to be unknown."""
+    A, truth = beside(outlier, bulk(299))
+    for seed in range(3):
+        s = ritz.spectrum(A, 50, 8, seed=seed)
+        for e, exact in (
+            (s.lambda_min, truth[0]),
+            (s.negative_trace, truth.clamp(max=0).sum()),
+            (s.mass(0.0), (truth <= 0).double().mean()),
+            (s.mass(0.5), (truth <= 0.5).double().mean()),
+        ):
+            low, high = e.interval()
+            off = s.noise * outlier if e.name == "lambda min" else 0.0  # of eigenvalues intervals leave round-off out
+            assert low - off <= float(exact) <= high + off, (seed, e)
+        if outlier < 1e7:
+            assert float(s.negative_trace.value) == pytest.approx(float(truth.clamp(max=0).sum()), rel=0.2)
+
+
+def test_the_determinant_of_a_narrow_bulk_beside_a_large_outlier_is_not_that_of_one_node():
+    A, truth = beside(4e5, bulk(299).square())
+    A.positive, truth, shift = True, truth.clamp(min=0), 2.5
+    for seed in range(3):
+        s = ritz.spectrum(A, 50, 8, seed=seed)
+        for e, exact in (
+            (s.logdet(shift), (truth + shift).log().sum()),
+            (s.soft_rank(shift), (truth / (truth + shift)).sum()),
+        ):
+            low, high = e.interval(0.999)
+            assert low <= float(exact) <= high, (seed, e)
+
+
 @pytest.mark.parametrize("mode", ["locked", "none"])
 def test_the_soft_rank_lies_in_its_interval(mode):
     """A few outliers over a power law, and 200 zero eigenvalues; a shift in the middle of it."""
@@ -320,6 +380,19 @@ def test_probes_are_common_to_two_matrices():
 def test_the_rule_of_the_interval_fits_the_run():
     assert isinstance(ritz.spectrum(operator("outliers"), 5, 4).trace.rule, StudentT)
     assert isinstance(ritz.spectrum(operator("positive"), 5, 4, reorthogonalize="none").trace.rule, ChiSquare)
+    one_step = ritz.spectrum(operator("positive"), 1, 4, reorthogonalize="none")  # Tr H^2 is known, Tr H^4 is not
+    assert isinstance(one_step.trace.rule, ChiSquare)
+    assert isinstance(one_step.moment(2).rule, Hull)
+
+
+def test_locked_pairs_that_are_not_the_outliers_leave_a_skewed_tail():
+    """A block of one step locks what is small, and not the one large eigenvalue."""
+    values = torch.cat([torch.tensor([1000.0]), torch.linspace(0.0, 0.3, 199)])
+    s = ritz.spectrum(rotated(values, positive=True), products=40)
+    assert len(s.head) > 0
+    assert float(s.head.max()) < 100
+    assert isinstance(s.trace.rule, ChiSquare)
+    assert isinstance(s.moment(2).rule, ChiSquare)
 
 
 def test_progress_counts_products_up_to_what_is_expected():

@@ -58,6 +58,25 @@ def test_xtrace_of_a_small_matrix_is_exact(dim):
     )
 
 
+def test_xtrace_says_what_it_has_not_seen():
+    """Beside an eigenvalue of 1e12 the others are small, but they are not round-off."""
+    values = torch.cat([torch.tensor([1e12]), torch.ones(DIM - 1)])
+    e = ritz.trace(rotated(values), "xtrace", 20)
+    assert not e.exact
+    assert float(e.value) - 1e12 == pytest.approx(DIM - 1, abs=0.1)
+
+
+def test_xtrace_knows_how_its_samples_vary_together():
+    """The mean of (x_i - x_ij) (x_j - x_ji) is the covariance of two samples: over seeds it comes to what it is."""
+    A = rotated(torch.exp(-torch.arange(60) / 8))
+    runs = [ritz.trace(A, "xtrace", 24, seed) for seed in range(300)]
+    values = torch.tensor([float(e.value) for e in runs])
+    told = torch.tensor([float(e.stderr) for e in runs]).square().mean().sqrt()
+    alone = torch.stack([e.samples.var() / len(e.samples) for e in runs]).mean().sqrt()
+    assert float(values.std() / told) == pytest.approx(1.0, abs=0.15)
+    assert float(values.std() / alone) > 1.2  # what their spread says by itself
+
+
 def test_networks_with_learned_slopes_have_right_exact_traces():
     """By torch itself the backward of prelu is wrong under two vmaps of which the inner has size 1."""
     torch.manual_seed(0)
@@ -172,6 +191,20 @@ def test_the_log_determinant_is_that_of_a_spectrum_run():
     assert e == ritz.spectrum(A, 30, 4, seed=2).logdet(0.1)
     low, high = e.interval()
     assert low <= float((POSITIVE + 0.1).log().sum()) <= high
+
+
+@pytest.mark.parametrize("estimator", [ritz.trace, ritz.frobenius_norm])
+def test_a_zero_matrix_has_zero_for_its_trace_and_norm(estimator):
+    e = estimator(DenseOperator(torch.zeros(50, 50)))
+    assert e.value == 0
+    assert e.interval() == (0, 0)
+
+
+@pytest.mark.parametrize("num_probes", [1, 2])
+def test_one_or_two_probes_give_a_norm(num_probes):
+    e = ritz.frobenius_norm(operator("flat"), num_probes)
+    assert float(e.value) == pytest.approx(float(FLAT.norm()), rel=0.3)
+    assert e.products == num_probes
 
 
 @pytest.mark.parametrize("estimator", [ritz.frobenius_norm, ritz.diagonal])

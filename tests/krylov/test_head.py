@@ -91,9 +91,29 @@ def test_the_ends_of_the_block_space_are_reported_with_their_residuals():
     assert head.theta_min < 0 < head.theta_max
 
 
+def test_a_vector_near_the_null_space_is_no_outlier():
+    """Before any large pair has converged those near 0 have the smallest residuals, larger than their values."""
+    spectrum = torch.cat([torch.logspace(1, -0.5, 20), 0.0002 * torch.linspace(0, 1, 388)]).double()
+    head = find_head(DenseOperator(matrix(spectrum)), num_steps=3)
+    assert bool((head.values.abs() >= 0.99 * head.residuals).all())
+
+
 def test_at_most_max_locked_pairs_are_kept():
     assert find_head(DenseOperator(outliers()), max_locked=3).values.tolist() == pytest.approx([10, -8, 7])
     assert len(find_head(DenseOperator(outliers()), max_locked=0).values) == 0
+
+
+def test_residuals_tell_of_a_bulk_far_below_the_largest_eigenvalue():
+    """In float32 a bulk of 8 eps times the norm is more than round-off: no pair in it is found by one block step."""
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(300, 300, generator=generator, dtype=torch.float64))
+    values = torch.cat([torch.tensor([1e6]), torch.randn(299, generator=generator)]).double()
+    dense = (basis * values) @ basis.T
+    A = ((dense + dense.T) / 2).float()
+    head = find_head(DenseOperator(A), num_steps=6)
+    true = (head.vectors.double() @ A.double() - head.values[:, None] * head.vectors.double()).norm(dim=1)
+    assert float(true[8:].max()) > 0.3
+    torch.testing.assert_close(head.residuals, true, rtol=0.1, atol=0.2)
 
 
 def test_the_tail_of_a_locked_head_integrates_what_is_left():
@@ -101,7 +121,7 @@ def test_the_tail_of_a_locked_head_integrates_what_is_left():
     op = DenseOperator(A)
     head = find_head(op, tol=0.5, num_steps=3)
     V = op.probes(range(4), 0)
-    T = lanczos(op, V, 10, locked=head.vectors, scale=10.0).tridiagonal()
+    T = lanczos(op, V, 10, locked=head.vectors, noise=10.0 * torch.finfo(A.dtype).eps).tridiagonal()
     rest = Projected(op, head.vectors).dense()
     W = V - V @ head.vectors.T @ head.vectors
     truth = (W @ rest @ rest * W).sum(1)

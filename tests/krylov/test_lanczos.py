@@ -220,14 +220,23 @@ def test_a_start_inside_the_locked_space_has_no_measure():
     assert extremes.largest[1].isfinite()
 
 
-def test_the_scale_of_the_whole_matrix_tells_round_off_from_a_small_matrix():
+def test_the_noise_of_a_product_tells_round_off_from_a_small_matrix():
     spectrum = torch.zeros(60, dtype=f64)
     spectrum[:2] = torch.tensor([100.0, 50.0])
     A = matrix(spectrum)
     U = torch.linalg.eigh(A)[1][:, -2:].T.contiguous()
-    state = lanczos(DenseOperator(A), rows(2, 60), 5, locked=U, scale=100.0)
+    state = lanczos(DenseOperator(A), rows(2, 60), 5, locked=U, noise=100.0 * torch.finfo(f64).eps)
     assert (state.beta == 0).all()
     assert (state.alpha.abs() < 1e-12).all()
+
+
+def test_a_bulk_just_above_the_noise_of_a_product_is_not_taken_for_round_off():
+    spectrum = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=f64)
+    spectrum[0] = 1e6
+    A = matrix(spectrum).float()  # whose products are off by 0.1 or less
+    U = torch.linalg.eigh(A.double())[1][:, -1:].T.contiguous().float()
+    state = lanczos(DenseOperator(A), rows(2, 60).float(), 5, locked=U, noise=1e6 * torch.finfo(torch.float32).eps)
+    assert (state.beta > 0.3).all()
 
 
 def test_ghosts_appear_without_reorthogonalisation_and_leave_the_integrals_alone():

@@ -115,6 +115,10 @@ def test_the_batches_count_as_well_as_the_probes():
     beyond = 0.25 - noise.stderr**2
     assert both.stderr == pytest.approx(math.sqrt(alone.stderr**2 + beyond / 9), rel=1e-4)  # d delta / d s2 = 1 / 3
     assert both.rule.dof > alone.rule.dof == 3
+    parts["second moment"] = replace(parts["second moment"], stderr=0.5)
+    all_three = rmt.shrinkage(replace(noise, parts=parts, stderr=0.5)).damping
+    beyond = 0.25 - float(parts["second moment"].samples.var()) / 4
+    assert all_three.stderr == pytest.approx(math.sqrt(both.stderr**2 + beyond / 81), rel=1e-4)  # d delta / d m2 = -1/9
 
 
 def test_shrinkage_is_saved_and_loaded_equal(tmp_path):

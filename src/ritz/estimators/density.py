@@ -107,6 +107,7 @@ def draw(s: "Spectrum", ax: "Axes | None", width: float | None) -> "Axes":
     """The density on a logarithmic scale with its 95 % band, and the locked outliers as ticks."""
     ax = ax or new_axes()
     grid = default_grid(s)
+    width = default_width(s) if width is None else width
     curve = smoothed(s, grid, width)
     low, high = (torch.as_tensor(end) for end in curve.interval())
     (line,) = ax.plot(grid, curve.value)
@@ -114,5 +115,5 @@ def draw(s: "Spectrum", ax: "Axes | None", width: float | None) -> "Axes":
     ax.plot(s.head, torch.full_like(s.head, 0.02), "|", color=line.get_color(), transform=ax.get_xaxis_transform())
     top = float(torch.as_tensor(curve.value).max())
     ax.set(yscale="log", ylim=(0.1 / s.dim / (float(grid[-1] - grid[0]) or 1.0), 3 * top))
-    ax.set(xlabel="eigenvalue", ylabel="density")
+    ax.set(xlabel="eigenvalue", ylabel=f"density, smoothed over {width:.2g}")
     return ax

@@ -1,9 +1,9 @@
 """Sums over the eigenvalues of functions that are no polynomials: log-determinant, soft rank, negative trace, mass.
 
 Tr f(H) ~ sum_i f(theta_i) + (P - r) mean_k sum_j w_kj f(t_kj), as in `quantities`, and here the quadrature of m steps
-is not exact. What it is off by is common to all probes, and so is a bracket, of three parts: bounds of the quadrature,
-probe by probe; what leaving out the coupling of head and tail does; and how far the products may have moved the sum
-(`rounding`).
+is not exact. What it is off by is common to all probes, and so is a bracket, of four parts: bounds of the quadrature,
+probe by probe; what leaving out the coupling of head and tail does; how far the products may have moved the sum
+(`rounding`); and what a probe that broke down took for round-off.
 """
 
 import math
@@ -35,8 +35,10 @@ def negative_trace(s: "Spectrum") -> Estimate:
         return Estimate(name="negative trace", value=head, bracket=bracket, exact=True, **s._cost(text))
     samples = s._tail_samples(lambda t: t.clamp(max=0.0))
     low, high = _negative_bounds(s, s.tail)
-    # min(t, 0) is concave, so leaving the coupling out can only raise its trace; by |r|^2 / |theta| to second order
-    slack = float((s.head_residuals.square() / s.head.abs().clamp(min=1e-300)).sum())
+    # min(t, 0) is concave, so leaving the coupling out can only raise its trace; by |r|^2 / |theta| to second order,
+    # and by no more than |r| for each pair, half of the coupling's nuclear norm, however small theta is
+    residuals = s.head_residuals
+    slack = float(torch.minimum(residuals.square() / s.head.abs().clamp(min=1e-300), residuals).sum())
     ends = low - moved, high + moved
     return _bracketed(s, "negative trace", samples, ends, (head - slack, head), text, support=(-math.inf, 0.0))
 
@@ -45,11 +47,12 @@ def _negative_bounds(s: "Spectrum", tail: Tridiagonal, num: int = 64) -> tuple[T
     """Bounds on (P - r) times the integral of min(t, 0): minus the area under the distribution function below 0."""
     # as far down as there may be eigenvalues: no further than the random-start bound, or half past the norm
     norm = math.sqrt(float(s._tail_samples(torch.square).mean()))
-    bottom = max(float(s.lambda_min.interval()[0]), -1.5 * norm - s.coupling)
+    bottom = max(float(s.lambda_min.interval()[0]), -1.5 * norm - s.coupling - float(s._blur.max()))
     if bottom >= 0:
         return torch.zeros(s.num_probes), torch.zeros(s.num_probes)
-    levels = torch.linspace(bottom, 0.0, num + 1, dtype=torch.float64)
-    under, over = tail.mass_bounds(levels[:, None])  # (num + 1, K)
+    levels = torch.linspace(bottom, 0.0, num + 1, dtype=torch.float64)[:, None]
+    off = s._round_off + s._blur  # (K,)
+    under, over = tail.mass_bounds(levels - off)[0], tail.mass_bounds(levels + off)[1]  # (num + 1, K)
     step = -bottom / num * (s.dim - len(s.head))
     return -step * over[1:].sum(0), -step * under[:-1].sum(0)
 
@@ -69,8 +72,8 @@ def mass(s: "Spectrum", below: float) -> Estimate:
         return Estimate(name="mass", value=over, bracket=bracket, exact=under == over, **s._cost(text))
     share = (s.dim - len(s.head)) / s.dim
     # by Weyl no eigenvalue of H is further than the coupling from one of the split matrix
-    low = s.tail.mass_bounds(below - s.coupling - s.rounding)[0] * share
-    high = s.tail.mass_bounds(below + s.coupling + s.rounding)[1] * share
+    off = s.coupling + s.rounding + s._round_off + s._blur  # (K,)
+    low, high = s.tail.mass_bounds(below - off)[0] * share, s.tail.mass_bounds(below + off)[1] * share
     reach = s.coupling + near
     under, over = (float((s.head <= below + side * reach).sum()) / s.dim for side in (-1, 1))
     return _bracketed(s, "mass", (low + high) / 2, (low, high), (under, over), text, support=(0.0, 1.0))
@@ -89,9 +92,11 @@ def logdet(s: "Spectrum", shift: float) -> Estimate:
     if s.tail is None:
         bracket = around(head, moved)
         return Estimate(name="log-determinant", value=head, bracket=bracket, exact=True, **s._cost(text))
-    low, high = (side * (s.dim - len(s.head)) for side in s.tail.bounds(log, floor))
+    left = s.dim - len(s.head)
+    low, high = (side * left for side in s.tail.bounds(log, floor))
+    off = moved + left * (s._hidden / (floor + shift)).square() / 2  # half the second derivative; see `_hidden`
     slack = _lost_volume(s, shift, floor)
-    return _bracketed(s, "log-determinant", high, (low - moved, high + moved), (head - slack, head), text)
+    return _bracketed(s, "log-determinant", high, (low - off, high + off), (head - slack, head), text)
 
 
 def _lost_volume(s: "Spectrum", shift: float, floor: float) -> float:
@@ -117,17 +122,20 @@ def soft_rank(s: "Spectrum", shift: float) -> Estimate:
 
     text = f"Tr H (H + {shift:g} I)^-1"
     head = float(share(s.head).sum())
-    moved = s._moved.nuclear_error * shift / (floor + shift) ** 2  # the derivative is s (H + s)^-2
+    slope = shift / (floor + shift) ** 2  # the derivative is s (H + s)^-2
+    moved = s._moved.nuclear_error * slope
     if s.tail is None:
         bracket = around(head, moved)
         return Estimate(name="soft rank", value=head, bracket=bracket, exact=True, **s._cost(text))
-    low, high = (side * (s.dim - len(s.head)) for side in s.tail.bounds(share, floor))
+    left = s.dim - len(s.head)
+    low, high = (side * left for side in s.tail.bounds(share, floor))
+    off = moved + left * s._hidden.square() * slope / (floor + shift)  # half the second derivative
     # leaving the coupling E out can only raise it, by at most s |(H + s)^-1| |E (D + s)^-1|_F^2, D without E; and, as E
     # has as many negative eigenvalues as locked pairs and the function is below 1, by less than their number
     least = floor + shift
     lost = (s.head_residuals.square() * ((s.head + shift) ** -2 + least**-2)).sum()
     slack = min(float(lost) * shift / least, float(len(s.head)) if s.positive else math.inf)
-    ends, support = (low - moved, high + moved), (-math.inf, s.dim)
+    ends, support = (low - off, high + off), (-math.inf, s.dim)
     return _bracketed(s, "soft rank", high, ends, (head - slack, head), text, support=support)
 
 
@@ -138,10 +146,7 @@ def _check_shift(s: "Spectrum", shift: float) -> float:
     if not shift > 0:
         raise ValueError(f"shift must be positive, got {shift}")
     if floor + shift <= 0:
-        error = IndefiniteError(
-            f"the matrix is indefinite, eigenvalues reach down to {floor:.3g}, and log det of H + {shift:g} I does "
-            f"not exist; take a shift above {-floor:.3g}, or a positive matrix such as ritz.GGN"
-        )
+        error = IndefiniteError(_uncovered(s, shift, floor))
         error.partial = s  # the run is not lost
         raise error
     least = NOISE_MARGIN * max(s.noise * float(s.spectral_norm.value), s.rounding)
@@ -151,6 +156,22 @@ def _check_shift(s: "Spectrum", shift: float) -> float:
             "dtype=torch.float64"
         )
     return floor
+
+
+def _uncovered(s: "Spectrum", shift: float, floor: float) -> str:
+    """What is known of eigenvalues that a shift does not cover: those at Ritz values are there, others may be."""
+    lowest, enough = float(s.lambda_min.value), f"take a shift above {-floor:.3g}"
+    if lowest + shift <= 0 or s.tail is None:
+        return (
+            f"the matrix is indefinite, eigenvalues reach down to {lowest:.3g}, and log det of H + {shift:g} I does "
+            f"not exist; {enough if math.isfinite(floor) else 'raise num_steps, which tell how large a shift it takes'}"
+            ", or a positive matrix such as ritz.GGN"
+        )
+    down, also = (f"down to {floor:.3g}", f", or {enough}") if math.isfinite(floor) else ("of any size", "")
+    return (
+        f"the smallest Ritz value is {lowest:.3g}, but {s.num_steps} steps of each probe do not rule out "
+        f"negative eigenvalues {down}, with which log det of H + {shift:g} I does not exist; raise num_steps{also}"
+    )
 
 
 def _bracketed(

@@ -211,8 +211,9 @@ class KrylovRun:
         if self.tail is None:
             first = len(self.tails) * num_probes
             rows = self.meter.probes(range(first, first + num_probes), self.seed, "normal")
-            scale = float(head.values.abs().max()) if locked is not None and head is not None else 0.0
-            options: dict[str, Any] = {"reorthogonalize": self.reorthogonalize, "offload": self.offload, "scale": scale}
+            largest = float(head.values.abs().max()) if locked is not None and head is not None else 0.0
+            noise = (self.noise or 0.0) * largest  # what is left of a matrix of low rank has a beta of less than that
+            options: dict[str, Any] = {"reorthogonalize": self.reorthogonalize, "offload": self.offload, "noise": noise}
             self.tail = start(rows, locked=locked, world=self.meter.world, **options)
         if more := num_steps - self.tail.num_steps:
             self.tail = extend(self.meter, self.tail, more, observe=observe, checkpoint=keep)

@@ -11,6 +11,7 @@ without bias for n disjoint batches.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,8 @@ Curvature = Literal["hessian", "ggn"]
 Target = Literal["population", "empirical"]
 Progress = Callable[[int, int], None]
 
+MOST_GROUPS = 8  # of batches, whose images are kept apart: as many rows a probe
+
 
 @full_precision()
 def curvature_noise(
@@ -51,11 +54,11 @@ def curvature_noise(
     "mean curvature" (Tr H / P), "second moment" (Tr H^2 / P, the noise taken out) and "gradient noise" (trace of the
     covariance of batch gradients).
 
-    With two probes or more the standard error counts batches and probes. With num_probes=1 it is that of the batches
+    With two probes or more standard errors count batches and probes. With num_probes=1 it is that of the batches
     for this one probe: how the probe lies to the few directions that hold most of the noise is an error that no batch
     can show, and it is left out. A few probes do not know their standard error well, and the interval takes it as it
     is, so that it covers less than it says where noise lies in few directions (docs/noise.md): use 8 or more where that
-    matters.
+    matters. Images of batches are kept in up to 8 groups, 8 rows a probe, to know how the parts vary between them.
 
     Args:
         risk: Training data without augmentation.
@@ -88,7 +91,9 @@ def curvature_noise(
     batches = risk.batches.sample(num_batches, batch_size, seed)
     rows = operator.probes(range(num_probes), seed, "normal")
     rows = rows / row_norms(rows).to(rows.dtype)[:, None]
-    increments, mean, gradient = _walk(operator, rows, batches, progress)
+    seen_batches = _walk(operator, rows, batches, progress)
+    squares, mean = seen_batches.moments.increments().cpu(), seen_batches.mean
+    increments, gradient = squares[:, :-1], squares[:, -1:]  # (n - 1, K), (n - 1, 1)
     # against the data themselves, drawing without replacement leaves less to chance: 1 / B - 1 / N for one batch, and
     # 1 / nB - 1 / N for the mean of all
     seen = batch_size / risk.num_samples if target == "empirical" else 0.0
@@ -101,9 +106,10 @@ def curvature_noise(
     noise = factor * increments.mean(0)  # (K,)
     forms = (rows * mean).sum(1).double().cpu()
     second = mean.square().sum(1).double().cpu() - left * increments.mean(0) / num_batches
+    between = [(left * seen_batches.variance(slopes), seen_batches.dof) for slopes in (rows, 2 * mean)]
     parts = {
-        "mean curvature": from_samples("mean curvature", forms, **about("Tr H / P")),
-        "second moment": from_samples("second moment", second, **about("Tr H^2 / P, noise taken out")),
+        "mean curvature": _mean("mean curvature", forms, *between[0], about("Tr H / P")),
+        "second moment": _mean("second moment", second, *between[1], about("Tr H^2 / P, noise taken out")),
         "gradient noise": _variance(
             "gradient noise", factor * gradient, about("trace of the covariance of batch gradients, not divided by P")
         ),
@@ -121,10 +127,8 @@ def _matrix(risk: Risk, curvature: str) -> RiskOperator:
     return Hessian(risk) if curvature == "hessian" else GGN(risk)
 
 
-def _walk(
-    operator: RiskOperator, rows: Tensor, batches: list[Batch], progress: Progress | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared increments (n - 1, K), mean images (K, dim), and squared increments of the gradient (n - 1, 1)."""
+def _walk(operator: RiskOperator, rows: Tensor, batches: list[Batch], progress: Progress | None) -> "_Groups":
+    """What the batches make of the rows, and their gradients in one row more."""
     risk = operator.risk
     operator.settle(rows)
 
@@ -133,12 +137,79 @@ def _walk(
         gradient, _ = risk.batch_gradient(params, batch)
         return torch.cat([image, gradient[None]]), weight
 
-    moments = Moments()
-    risk.fold(both, moments, batches=batches, progress=progress)
-    squares, mean = moments.increments().cpu(), moments.result()[0]
-    if not bool(mean.isfinite().all()):
+    seen = _Groups()
+    risk.fold(both, seen, batches=batches, progress=progress)
+    if not bool(seen.mean.isfinite().all()):
         operator.diagnose()
-    return squares[:, :-1], mean[:-1], squares[:, -1:]
+    return seen
+
+
+class _Groups:
+    """Moments of batches, and sums of the images of groups of them, batch b in group b modulo `MOST_GROUPS`.
+
+    How much a function of the mean image varies with the batches is known only once the mean is; the groups keep what
+    is needed for that, in less memory than all batches would (the delete-a-group jackknife, Kott 2001, to first order).
+    """
+
+    def __init__(self) -> None:
+        self.moments = Moments()
+        self.sums: list[Tensor] = []  # (K + 1, dim) each
+        self.sizes: list[int] = []
+
+    join = staticmethod(sum_pieces)
+
+    def add(self, total: Tensor, weight: Tensor) -> None:
+        """One batch."""
+        self._put(self.moments.count % MOST_GROUPS, total / weight.to(total.dtype), 1)
+        self.moments.add(total, weight)
+
+    def merge(self, other: "_Groups") -> None:
+        """Batches seen by another."""
+        for group, (image, size) in enumerate(zip(other.sums, other.sizes, strict=True)):
+            self._put(group, image, size)
+        self.moments.merge(other.moments)
+
+    def _put(self, group: int, image: Tensor, size: int) -> None:
+        if group == len(self.sums):
+            self.sums.append(torch.zeros_like(image))
+            self.sizes.append(0)
+        self.sums[group] += image
+        self.sizes[group] += size
+
+    def result(self) -> Tensor:
+        """The mean of all batches (K + 1, dim)."""
+        return self.moments.result()[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean images (K, dim)."""
+        return self.result()[:-1]
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom of what varies between groups."""
+        return len(self.sums) - 1
+
+    def variance(self, slopes: Tensor) -> float:
+        """Of a mean over probes, from batches; `slopes` (K, dim) are its derivatives by the mean images, times K.
+
+        sum_g (n_g / n) a_g^2 / (G - 1), with a_g what group g has of it beyond the mean of all.
+        """
+        mean, total = self.mean, 0.0
+        for image, size in zip(self.sums, self.sizes, strict=True):
+            apart = float(row_dots(slopes, image[:-1] / size - mean).mean())
+            total += size / self.moments.count * apart**2
+        return total / self.dof
+
+
+def _mean(name: str, samples: Tensor, between: float, dof: int, about: dict[str, Any]) -> Estimate:
+    """The mean over probes (K,), with their error and that of the batches; degrees of freedom by Welch."""
+    found = from_samples(name, samples, **about)
+    probes = float(found.stderr) ** 2
+    if not probes + between > 0:  # one probe has no error, and identical ones of identical batches have none
+        return found
+    welch = (probes + between) ** 2 / (probes**2 / (len(samples) - 1) + between**2 / dof)
+    return replace(found, stderr=math.sqrt(probes + between), rule=StudentT(welch))
 
 
 def _variance(name: str, increments: Tensor, about: dict[str, Any], **fields: Any) -> Estimate:

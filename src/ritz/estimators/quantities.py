@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..intervals import ChiSquare, Exact, IntervalRule, Magnitude, RandomStart, StudentT, matched_dof
-from ..krylov.quadrature import Quadrature
+from ..intervals import ChiSquare, Exact, Hull, IntervalRule, Magnitude, RandomStart, StudentT, matched_dof
+from ..krylov.lanczos import BREAKDOWN
+from ..krylov.quadrature import Quadrature, gauss, scale
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, from_samples
 from ..storage import equal, save
@@ -87,7 +88,7 @@ class Spectrum:
         """Tr H; `parts` are the traces of the diagonal blocks of single parameters, from the same products."""
         parts = self._parts("trace", self.layer_samples[0], "trace of the diagonal block of one parameter")
         return self._average(
-            "trace", lambda t: t, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts,
+            "trace", 1, float(self.head.sum()), "Tr H, sum of eigenvalues", parts=parts,
             slack=self.trace_rounding,
         )  # fmt: skip
 
@@ -108,14 +109,14 @@ class Spectrum:
             head += 2 * float(self.head_residuals.square().sum())
             parts = self._parts("squared norm", self.layer_samples[1], "squared norm of the rows of one parameter")
             return self._average(
-                "moment 2", torch.square, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts,
+                "moment 2", 2, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts,
                 slack=self._moved.power(2),
             )  # fmt: skip
         # second order in the coupling E: |Tr H^k - Tr (H - E)^k| <= k (k - 1) / 2 ||H||^(k-2) ||E||_F^2
         bound = float(self.spectral_norm.value) + self.coupling
         coupled = 0.0 if self.tail is None else float(self.head_residuals.square().sum())
         slack = k * (k - 1) * bound ** (k - 2) * coupled
-        return self._average(f"moment {k}", lambda t: t**k, head, f"Tr H^{k}", slack=slack + self._moved.power(k))
+        return self._average(f"moment {k}", k, head, f"Tr H^{k}", slack=slack + self._moved.power(k))
 
     def _root_of_square(self) -> float:
         """||H||_F, the value alone."""
@@ -140,7 +141,11 @@ class Spectrum:
 
     @cached_property
     def lambda_max(self) -> Estimate:
-        """Largest eigenvalue: the largest Ritz value, a bracket that holds an eigenvalue, and a one-sided interval."""
+        """Largest eigenvalue: the largest Ritz value theta, which is no larger, and a one-sided interval above it.
+
+        The bracket [theta, theta + r] has the residual r of the Ritz vector: within r of theta, on either side, there
+        is an eigenvalue, which need not be the largest.
+        """
         return self._extreme(largest=True)
 
     @cached_property
@@ -173,6 +178,7 @@ class Spectrum:
         tail = self.tail.extremes()
         ritz = tail.largest if largest else tail.smallest
         residuals = tail.largest_residual if largest else tail.smallest_residual
+        residuals = residuals + self._hidden
         best = int((sign * ritz).argmax())
         # a Ritz pair of QHQ leaks at most the coupling into the locked rows
         found = [(float(ritz[best]), math.hypot(float(residuals[best]), self.coupling))]
@@ -182,7 +188,7 @@ class Spectrum:
         locked = self.head.tolist() or [-sign * math.inf]
         rule = RandomStart(
             dim=self.dim - len(self.head), num_steps=self.num_steps, num_probes=self.num_probes,
-            spread=float(tail.largest.max() - tail.smallest.min()), reach=found[0][0],
+            spread=float(tail.largest.max() - tail.smallest.min()), reach=found[0][0] + sign * float(self._blur.max()),
             locked=max(locked) if largest else min(locked), slack=self.coupling + self.rounding, largest=largest,
         )  # fmt: skip
         low, high = (value, value + residual) if largest else (value - residual, value)
@@ -288,6 +294,9 @@ class Spectrum:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        return f"Spectrum(dim={self.dim}, {self.trace}, {self.lambda_max}, {self.lambda_min}; {self.stop})"
+
     def __str__(self) -> str:
         lines = [str(e) for e in (self.trace, self.frobenius_norm, self.lambda_max, self.lambda_min)]
         return "\n".join([f"spectrum of a matrix of order {self.dim}: {self.convention}", *lines])
@@ -311,6 +320,30 @@ class Spectrum:
             self.rounding, self.trace_rounding, norm=float(self.spectral_norm.value), frobenius=self._root_of_square(),
             nuclear=nuclear,
         )  # fmt: skip
+
+    @property
+    def _round_off(self) -> float:
+        """Of a product, in the place of the locked pairs: what the tail cannot tell from nothing."""
+        return self.noise * float(self.head.abs().max()) if len(self.head) else 0.0
+
+    @cached_property
+    def _hidden(self) -> Tensor:
+        """How large a beta was taken for round-off where a probe broke down, (K,); 0 where none was.
+
+        The first entry of f(T) is even in beta, and so moves by at most beta^2 / 2 times the largest second derivative.
+        """
+        assert self.tail is not None
+        alpha, beta, eps = self.tail.alpha, self.tail.beta, self.tail.eps
+        taken = (BREAKDOWN * eps * scale(alpha, beta)).clamp(min=self._round_off)
+        return torch.where((beta == 0).any(1), taken, 0.0)
+
+    @property
+    def _blur(self) -> Tensor:
+        """How far from the nodes of each probe that broke down eigenvalues may lie, (K,).
+
+        No more than 1 / 16 of its measure is further than 4 times the beta that is hidden (Chebyshev).
+        """
+        return 4 * self._hidden
 
     @cached_property
     def _gauss(self) -> Quadrature:
@@ -339,26 +372,50 @@ class Spectrum:
     def _average(
         self,
         name: str,
-        f: Callable[[Tensor], Tensor],
+        degree: int,
         head: float,
         text: str,
         *,
         slack: float = 0.0,
         **fields: Any,
     ) -> Estimate:
-        """The head's part plus the mean over probes; `slack` is what coupling and rounding may add or take."""
+        """Tr H^degree: head's part and mean over probes; `slack` is what coupling and rounding may add or take."""
         if self.tail is None:
             bracket = around(head, slack)
             return Estimate(name=name, value=head, bracket=bracket, exact=True, **self._cost(text), **fields)
-        samples = self._tail_samples(f)
+        samples = self._tail_samples(torch.square if degree == 2 else lambda t: t**degree)
         bracket = around(head + float(samples.mean()), slack)
-        rule = self._rule(f, samples)
+        rule = self._rule(degree, samples, head)
         return from_samples(name, samples, offset=head, bracket=bracket, rule=rule, **self._cost(text), **fields)
 
-    def _rule(self, f: Callable[[Tensor], Tensor], samples: Tensor) -> IntervalRule:
-        """Student t once outliers are locked; without, chi-square where f(H) is positive and so the mean is skewed."""
+    def _rule(self, degree: int, samples: Tensor, head: float) -> IntervalRule:
+        """Student t once outliers are locked; without, chi-square where H^degree is positive, and so its mean skewed.
+
+        That asks for Tr H^(2 degree), which `degree` steps give. Fewer give too little of it: then it is taken to be no
+        less than the spread of the probes says, and chi-square widens Student t.
+        """
+        num, left = self.num_probes, self.dim - len(self.head)
+        if self._outliers_locked or not (self.positive or degree == 2):
+            return StudentT(num - 1)
+        mean, square = (
+            float(samples.mean()),
+            left * float(self._continued.integrate(lambda t: t ** (2 * degree)).mean()),
+        )
+        if self.num_steps >= degree:
+            return ChiSquare(matched_dof(num, mean, square, left), head)
+        if num == 1:
+            return StudentT(0)
+        # on the sphere the variance is 2 n / (n + 2) (Tr A^2 - (Tr A)^2 / n); raised for being known from few probes
+        seen = (float(samples.var()) * (left + 2) / 2 + mean**2) / left * (num + 1) / (num - 1)
+        return Hull((StudentT(num - 1), ChiSquare(matched_dof(num, mean, max(square, seen), left), head)))
+
+    @property
+    def _outliers_locked(self) -> bool:
+        """Whether the head has the largest of all Ritz values in size; one of few block steps may not."""
+        return len(self.head) > 0 and float(self.head.abs().max()) >= float(self.spectral_norm.value)
+
+    @cached_property
+    def _continued(self) -> Quadrature:
+        """Rules of one node more than Gauss, exact to degree 2 m: T continued by beta_m and any last entry."""
         assert self.tail is not None
-        if self.ends or not (self.positive or f is torch.square):
-            return StudentT(self.num_probes - 1)
-        square = float(self._tail_samples(lambda t: f(t).square()).mean())
-        return ChiSquare(matched_dof(self.num_probes, float(samples.mean()), square, self.dim))
+        return gauss(torch.cat([self.tail.alpha, self.tail.alpha[:, :1]], dim=1), self.tail.beta)

@@ -29,11 +29,11 @@ from ..errors import NonFiniteError
 from ..operators.base import Operator
 from ..space import Shard, row_norms, row_products
 from ..storage import equal, save
-from .lanczos import BREAKDOWN
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
 
 _DENSE_BLOCK = 64  # rows of a dense matrix that are computed at a time
+_ROUND_OFF = 2.0  # directions of no more than this many eps times the norm are dropped, and no residual tells of them
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,7 +99,7 @@ def find_head(
     space: "BlockSpace | None" = None,
     checkpoint: "Callable[[BlockSpace], None] | None" = None,
 ) -> Head:
-    """Lock up to `max_locked` Ritz pairs, largest |theta| first, whose residual is at most tol * max |theta|.
+    """Lock up to `max_locked` Ritz pairs, largest |theta| first, of residuals up to tol * max |theta| and |theta|.
 
     Costs block * num_steps products and as many rows of memory; a matrix of that order or less is diagonalised in full
     by dim products instead, and the head is then complete.
@@ -152,7 +152,8 @@ def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
     values, coefficients, norms = space.ritz()
     largest = values.abs().max()
     order = values.abs().argsort(descending=True)
-    chosen = order[norms[order] <= tol * largest][:max_locked]
+    known = norms <= torch.minimum(tol * largest, values.abs())  # of one near 0 a small residual says nothing
+    chosen = order[known[order]][:max_locked]
     residual_rows = space.residual_rows(coefficients[:, chosen])
     return Head(
         values=values[chosen],
@@ -212,7 +213,7 @@ class BlockSpace:
         self.matrix = torch.zeros(capacity, capacity, dtype=torch.float64, device=op.device)  # lower triangle
         self.alive = torch.zeros(capacity, dtype=torch.bool, device=op.device)
         self.scale = torch.zeros((), dtype=torch.float64, device=op.device)  # largest |H q| seen
-        self.vanishing = max(vanishing, BREAKDOWN * torch.finfo(op.dtype).eps)
+        self.vanishing = max(vanishing, _ROUND_OFF * torch.finfo(op.dtype).eps)
         self.residual = self.rows[:0]
         self.last = 0  # where the last expanded block begins
         self.known = 0  # rows whose images are in `matrix`

@@ -53,7 +53,8 @@ class LanczosState:
         rows: The unit rows of the next step (k, dim); zero where the probe has broken down.
         previous: The unit rows of the last step (k, dim).
         norms: Norms of the start rows after projection (k,), float64.
-        scale: The size of the matrix as each probe has seen it (k,), float64; breakdown is relative to it.
+        scale: The size of the matrix, by which round-off is told from what is small: as each probe has seen it, or as
+            the noise of its products has it (k,), float64; breakdown is relative to it.
         basis: The rows of all steps (m, k, dim), for "full" only; where they live is where they stay.
         locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to. Of both a rank keeps its part.
         reorthogonalize: "locked", "full" or "none".
@@ -131,7 +132,7 @@ def start(
     locked: Tensor | None = None,
     reorthogonalize: Reorthogonalize = "locked",
     offload: bool = False,
-    scale: float = 0.0,
+    noise: float = 0.0,
     world: World = SELF,
 ) -> LanczosState:
     """The state before the first step: start rows projected against the locked ones and normalised.
@@ -141,8 +142,8 @@ def start(
         locked: Orthonormal rows (r, dim) or this rank's part of them, or None.
         reorthogonalize: See the module's text.
         offload: Keep the basis of "full" in host memory.
-        scale: The norm of the whole matrix where it is known. With the outliers locked, what is left may be nothing but
-            round-off of their size, and only this tells it from a small matrix.
+        noise: The norm of the round-off of a product, where it is known. With the outliers locked, what is left may be
+            nothing but round-off of their size, and only this tells it from a small matrix.
         world: The ranks that multiply together, those of the operator.
 
     Raises:
@@ -177,8 +178,8 @@ def start(
     empty = norms.new_zeros(len(rows), 0)
     return LanczosState(
         alpha=empty, beta=empty, rows=rows, previous=torch.zeros_like(rows), norms=norms,
-        scale=torch.full_like(norms, scale), basis=basis, locked=locked, reorthogonalize=reorthogonalize,
-        overlaps=None if basis is None else empty,
+        scale=torch.full_like(norms, noise / (BREAKDOWN * torch.finfo(rows.dtype).eps)), basis=basis, locked=locked,
+        reorthogonalize=reorthogonalize, overlaps=None if basis is None else empty,
     )  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def lanczos(
     locked: Tensor | None = None,
     reorthogonalize: Reorthogonalize = "locked",
     offload: bool = False,
-    scale: float = 0.0,
+    noise: float = 0.0,
     observe: Observer | None = None,
 ) -> LanczosState:
     """`num_steps` steps from the start rows; `start` and `extend` in one.
@@ -215,7 +216,7 @@ def lanczos(
         >>> [round(t, 6) for t in T.gauss().nodes[0].tolist()]
         [1.0, 2.0, 4.0]
     """
-    first = start(rows, locked=locked, reorthogonalize=reorthogonalize, offload=offload, scale=scale, world=op.world)
+    first = start(rows, locked=locked, reorthogonalize=reorthogonalize, offload=offload, noise=noise, world=op.world)
     return extend(op, first, num_steps, observe=observe)
 
 

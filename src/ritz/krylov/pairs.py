@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Which = Literal["largest", "smallest", "both", "magnitude"]
 
 
+_SHOWN = 6  # values in a line
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EigenPairs:
     """Eigenvalues, eigenvectors and how good they are.
@@ -58,6 +61,10 @@ class EigenPairs:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def __repr__(self) -> str:
+        shown = [f"{value:.4g}" for value in self.values[:_SHOWN].tolist()] + ["..."] * (len(self) > _SHOWN)
+        return f"EigenPairs({self.which}: {', '.join(shown)}; {self.stop})"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and `path`.safetensors; see `ritz.load`."""

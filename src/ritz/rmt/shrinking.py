@@ -136,22 +136,36 @@ def _check(target: float, a2: float) -> None:
         )
 
 
-def _carried(name: str, fn: Callable[..., float], noise: Estimate, *others: Estimate, **fields: Any) -> Estimate:
-    """A function of estimates of common probes, and of noise that varies between batches as well.
+def _carried(name: str, fn: Callable[..., float], *estimates: Estimate, **fields: Any) -> Estimate:
+    """A function of estimates of common probes that vary between batches as well.
 
-    The jackknife over probes does not see the batches: what the error of the noise has beyond its probes is added, by
-    the slope, with degrees of freedom as Welch and Satterthwaite have them.
+    The jackknife over probes does not see the batches: what the errors of the estimates have beyond their probes is
+    added, each by its slope, with degrees of freedom as Welch and Satterthwaite have them.
     """
-    result = derived(name, fn, noise, *others, **fields)
-    if noise.exact or noise.samples is None or len(noise.samples) < 2:
+    result = derived(name, fn, *estimates, **fields)
+    shared = float(result.stderr) ** 2
+    values = [float(e.value) for e in estimates]
+    own = [_slope(fn, values, at) ** 2 * _beyond(e) for at, e in enumerate(estimates)]
+    if not sum(own) > 0:
         return result
-    probes = float(noise.samples.var()) / len(noise.samples)
-    beyond = max(float(noise.stderr) ** 2 - probes, 0.0)
-    value, rest = float(noise.value), [float(e.value) for e in others]
-    step = 1e-4 * value
-    slope = (fn(value + step, *rest) - fn(value - step, *rest)) / (2 * step) if step else 0.0
-    shared, own = float(result.stderr) ** 2, slope**2 * beyond
-    if not own > 0:
-        return result
-    dof = (shared + own) ** 2 / (shared**2 / (len(noise.samples) - 1) + own**2 / max(degrees(noise.rule), 1.0))
-    return replace(result, stderr=math.sqrt(shared + own), rule=StudentT(dof))
+    total = shared + sum(own)
+    parts = [(shared, result), *zip(own, estimates, strict=True)]
+    dof = total**2 / sum(part**2 / max(degrees(e.rule), 1.0) for part, e in parts)
+    return replace(result, stderr=math.sqrt(total), rule=StudentT(dof))
+
+
+def _beyond(estimate: Estimate) -> float:
+    """What the variance of an estimate has beyond that of its probes."""
+    if estimate.exact or estimate.samples is None or len(estimate.samples) < 2:
+        return 0.0
+    probes = float(estimate.samples.var()) / len(estimate.samples)
+    return max(float(estimate.stderr) ** 2 - probes, 0.0)
+
+
+def _slope(fn: Callable[..., float], values: list[float], at: int) -> float:
+    """The derivative by one of the values, by a difference."""
+    step = 1e-4 * values[at]
+    if not step:
+        return 0.0
+    up, down = (fn(*values[:at], values[at] + side, *values[at + 1 :]) for side in (step, -step))
+    return (up - down) / (2 * step)
