@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from graphs import taped
 from torch import nn
 
+import ritz
 from ritz import replay
 from ritz.replay import (
     Recordings,
@@ -365,3 +367,33 @@ def test_on_a_gpu_a_recording_holds_the_memory_of_its_function_until_it_is_let_g
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() - before < 1 << 26
+
+
+class Slope:
+    def __call__(self, x):
+        return nn.functional.leaky_relu(x, 0.1)
+
+
+OWN = ["relu", nn.functional.silu, nn.functional.gelu, torch.tanh, nn.LeakyReLU(0.1)]
+USERS = [lambda x: x.relu(), partial(nn.functional.leaky_relu, negative_slope=0.1), Slope(), nn.LeakyReLU(0.1).forward]
+
+
+@pytest.mark.parametrize(("activation", "known"), [(f, True) for f in OWN] + [(f, False) for f in USERS])
+def test_a_function_that_a_module_was_given_is_known_if_it_is_of_torch(activation, known):
+    assert is_static(nn.TransformerEncoderLayer(4, 1, 8, activation=activation).modules()) is known
+
+
+def test_products_follow_a_function_of_the_user_in_a_module_of_torch():
+    torch.manual_seed(0)
+    slope = [0.1]
+    layer = nn.TransformerEncoderLayer(
+        4, 1, 8, batch_first=True, activation=lambda x: nn.functional.leaky_relu(x, slope[0])
+    )
+    model = nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), layer, nn.Flatten(), nn.Linear(8, 3))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(6, 4), torch.arange(6) % 3))
+    H = ritz.Hessian(risk)
+    before = H.dense()
+    slope[0] = 0.9
+    after = ritz.Hessian(risk).dense()
+    assert (after - before).norm() > 0.01 * before.norm()
+    torch.testing.assert_close(H.dense(), after)

@@ -1,8 +1,12 @@
-"""Results that depend on weights and data alone, kept on the device while those stay as they are."""
+"""Results that depend on weights and data alone, kept while those stay as they are.
+
+Whatever is kept asks the same question before it is used again: is all that it was computed from as it was? `Grounds`
+answers it, and `Held` where a GPU is not to wait for the answer.
+"""
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -16,6 +20,8 @@ T = TypeVar("T")
 
 SMALL = 1 << 20  # entries of a tensor that is compared together with others,
 PACKED_ON = ("cuda",)  # on these kinds of devices
+LARGE = 1 << 14  # entries of a tensor on a CPU that NumPy compares, several times as fast as torch,
+_COMPARED = {torch.float32, torch.float64, torch.int64}  # if it is of these kinds
 
 
 class Snapshot:
@@ -46,7 +52,7 @@ class Snapshot:
         pairs = list(zip(self._packs, now, strict=False))
         alike = len(now) == len(self._packs) and all(a.shape == b.shape and a.device == b.device for a, b in pairs)
         if not (alike and now and now[0].device.type == "cuda"):
-            same = alike and all(torch.equal(a, b) for a, b in pairs)
+            same = alike and all(_equal(a, b) for a, b in pairs)
             return lambda: same
         answer = torch.stack([(a == b).all() for a, b in pairs]).all().to("cpu", non_blocking=True)
         asked = torch.cuda.current_stream(now[0].device).record_event()
@@ -66,6 +72,49 @@ class Snapshot:
                 parts.setdefault(kind, []).append(x)
             self._last, self._parts = list(tensors), list(parts.values())
         return [part[0] if len(part) == 1 else torch.cat([x.reshape(-1) for x in part]) for part in self._parts]
+
+
+class Grounds:
+    """What results were computed from: settings that can be compared, a state, and data.
+
+    Example:
+        >>> slope, weights, data = 0.1, [torch.ones(2)], [torch.zeros(3)]
+        >>> grounds = Grounds(slope, weights)
+        >>> grounds.read(data)
+        >>> grounds.hold(slope, weights), grounds.hold(0.2, weights)
+        (True, False)
+        >>> data[0].numpy()[0] = 1.0  # torch does not count it
+        >>> grounds.hold(slope, weights)
+        False
+    """
+
+    def __init__(self, settings: object, state: Sequence[Tensor]) -> None:
+        self._settings, self._state = settings, Snapshot(state)
+        self._read: list[tuple[Sequence[Tensor], Snapshot]] = []
+        self._counted: list[tuple[Sequence[Tensor], tuple[int, ...]]] = []
+
+    def read(self, data: Sequence[Tensor]) -> None:
+        """Results depend on the values of this data as well; they are copied, and compared each time."""
+        self._read.append((data, Snapshot(data)))
+
+    def count(self, data: Sequence[Tensor]) -> None:
+        """The same for data that is too large for that: how often it was written to, as far as torch counts it."""
+        self._counted.append((data, versions_of(data)))
+
+    def hold(self, settings: object, state: Sequence[Tensor]) -> bool:
+        """Whether settings, state and data are as they were."""
+        return (
+            self._settings == settings
+            and all(versions_of(data) == versions for data, versions in self._counted)
+            and self._state.compare(state)()
+            and all(taken.compare(data)() for data, taken in self._read)
+        )
+
+    def __getstate__(self) -> dict[str, object]:  # a copy is of another model, and holds for nothing
+        return {}
+
+    def __setstate__(self, _: dict[str, object]) -> None:
+        self.__init__(object(), ())  # type: ignore[misc]
 
 
 class Results(tuple[Tensor, ...]):
@@ -185,7 +234,7 @@ class Held:
         if not _are(state, self._last):
             return work(Results(make()))
         place = key, self._where, place_of(data)
-        versions = tuple(0 if x.is_inference() else x._version for x in data)
+        versions = versions_of(data)
         entry = self._found.get(place)
         if entry is not None and entry.fresh and entry.versions == versions:
             self._found.move_to_end(place)
@@ -214,6 +263,25 @@ class Held:
 
     def __setstate__(self, _: dict[str, object]) -> None:
         self.__init__()  # type: ignore[misc]
+
+
+def versions_of(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """How often tensors were written to; of those made in inference mode torch does not know.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> before = versions_of([x])
+        >>> versions_of([x.add_(1)]) == before
+        False
+    """
+    return tuple([0 if x.is_inference() else x._version for x in tensors])
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors of one shape on one device have the same values."""
+    if a.dtype != b.dtype or a.numel() < LARGE or a.device.type != "cpu" or a.dtype not in _COMPARED:
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return bool((a.numpy(force=True) == b.numpy(force=True)).all())
 
 
 def _are(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

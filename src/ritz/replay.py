@@ -449,13 +449,16 @@ def is_static(modules: Iterable[nn.Module]) -> bool:
     """Whether each call of a model is known to be the same sequence of operations: all its modules are torch.nn's own.
 
     A module of the user's may do other things at each call, as stochastic depth does, or count its calls; so may a
-    hook. Those of this package do nothing in a functional call.
+    hook, and a function that a module of torch.nn was given, as an activation. Those of this package do nothing in a
+    functional call.
 
     Example:
         >>> is_static(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout()).modules())
         True
         >>> class Net(torch.nn.Module): ...
         >>> is_static(Net().modules())
+        False
+        >>> is_static(torch.nn.TransformerEncoderLayer(2, 1, activation=lambda x: x.relu()).modules())
         False
     """
     return all(map(_is_known, modules))
@@ -464,6 +467,17 @@ def is_static(modules: Iterable[nn.Module]) -> bool:
 def _is_known(module: nn.Module) -> bool:
     if not type(module).__module__.startswith(("torch.nn.", "ritz.models.")) or "forward" in vars(module):
         return False
+    if not all(map(_is_own, filter(callable, vars(module).values()))):
+        return False
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    hooks = [hook for held in kinds if held for hook in held.values()]
-    return all(type(hook).__module__.startswith("ritz.") for hook in hooks)
+    return not any(kinds) or all(_is_harmless(hook) for held in kinds if held for hook in held.values())
+
+
+def _is_harmless(hook: Any) -> bool:
+    return type(hook).__module__.startswith("ritz.")
+
+
+def _is_own(function: Any) -> bool:
+    """Whether a callable is a function of torch or of this package: any other may read what nobody sees."""
+    plain = isinstance(function, types.FunctionType | types.BuiltinFunctionType | type)
+    return plain and f"{getattr(function, '__module__', '')}.".startswith(("torch.", "ritz.models."))

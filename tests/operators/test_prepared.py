@@ -15,6 +15,7 @@ from torch import nn
 import ritz
 from ritz import compilation
 from ritz.operators import risk_operator
+from ritz.operators.tape.kept import Kept
 
 PLAIN = ritz.Plan(cache=False, replay=False, compile=False)
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN}
@@ -156,3 +157,153 @@ def test_products_are_right_whatever_is_done_between_them(seed, replay):
         studied.check()
         studied.draw.choice(CHANGES)(studied)
     studied.check()
+
+
+# ------------------------------------------------------------------------------- what is computed from all the data
+
+
+class Leaky(nn.Module):
+    """A module of the user's, whose slope nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = {"slope": 0.1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.leaky_relu(x, self.held["slope"])
+
+
+class Case:
+    """A small network and its data, both kinds of activation in it."""
+
+    def __init__(self, users: bool) -> None:
+        torch.manual_seed(0)
+        self.slope = Leaky() if users else nn.LeakyReLU(0.1)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), self.slope, nn.Linear(6, 3))
+        self.X, self.y, self.classes = torch.randn(12, 4), torch.arange(12) % 3, torch.ones(3)
+        self.risk = ritz.Risk(self.model, nn.CrossEntropyLoss(self.classes), (self.X, self.y), batch_size=5)
+
+
+def _slope(case: Case) -> None:
+    if isinstance(case.slope, Leaky):
+        case.slope.held["slope"] = 0.7
+    else:
+        case.slope.negative_slope = 0.7
+
+
+def _numpy(x: torch.Tensor) -> None:
+    shared = x.numpy()
+    shared *= 2
+
+
+SEEN: dict[str, Callable[[Case], object]] = {
+    "a slope": _slope,
+    "another module": lambda case: setattr(case.model, "2", nn.Tanh()),
+    "a setting": lambda case: setattr(case.model[1], "eps", 1.0),
+    "a hook": lambda case: case.model[2].register_forward_hook(lambda module, args, out: 2 * out),
+    "another forward pass": lambda case: setattr(case.model[2], "forward", torch.sin),
+    "a buffer": lambda case: case.model[1].running_var.mul_(2.0),
+    "a weight": lambda case: torch.nn.init.ones_(case.model[0].weight),
+    "a weight, not counted": lambda case: case.model[0].weight.data.mul_(1.5),
+    "class weights": lambda case: case.classes.mul_(torch.tensor([1.0, 2.0, 5.0])),
+    "inputs": lambda case: case.X.mul_(2.0),
+    "inputs, not counted": lambda case: _numpy(case.X),
+    "labels": lambda case: case.y.copy_((case.y + torch.arange(12)) % 3),
+}
+WHOLE: dict[str, Callable[[ritz.Risk], ritz.Operator]] = {
+    "gradient covariance": ritz.GradientCovariance,
+    "KFAC": lambda risk: ritz.KFACOperator(risk, "empirical"),
+    "EKFAC": lambda risk: ritz.KFACOperator(risk, "empirical", ekfac=True),
+}
+
+
+@pytest.mark.parametrize("users", [False, True], ids=["torch's own", "a module of the user's"])
+@pytest.mark.parametrize("change", SEEN)
+@pytest.mark.parametrize("matrix", WHOLE)
+def test_what_is_kept_of_the_whole_data_follows_each_change(matrix, change, users):
+    case = Case(users)
+    A = WHOLE[matrix](case.risk)
+    before = A.dense()
+    torch.testing.assert_close(A.dense(), before, rtol=0, atol=0)
+    SEEN[change](case)
+    after = WHOLE[matrix](case.risk).dense()
+    assert (after - before).norm() > 1e-3 * before.norm()
+    torch.testing.assert_close(A.dense(), after)
+    torch.testing.assert_close(copy.deepcopy(A).dense(), after)
+
+
+@pytest.fixture
+def walks(monkeypatch) -> list[int]:
+    """Counts walks over the data."""
+    counted, fold = [0], ritz.Risk.fold
+
+    def counting(self, *args, **keywords):
+        counted[0] += 1
+        return fold(self, *args, **keywords)
+
+    monkeypatch.setattr(ritz.Risk, "fold", counting)
+    return counted
+
+
+@pytest.mark.parametrize("users", [False, True], ids=["torch's own", "a module of the user's"])
+def test_factors_are_made_once_for_many_products(users, walks):
+    C = ritz.KFACOperator(Case(users).risk, ekfac=True)
+    C.dense()
+    before = walks[0]
+    for v in C.probes(range(5), seed=0):
+        _ = C @ v, C.trace(), C.logdet(damping=1.0), C.inverse(damping=1.0) @ v
+    assert walks[0] == before
+
+
+@pytest.mark.parametrize(("users", "walked"), [(False, 1), (True, 2)], ids=["torch's own", "a module of the user's"])
+def test_the_gradient_is_taken_once_where_nothing_is_the_users(users, walked, walks):
+    C = ritz.GradientCovariance(Case(users).risk)
+    v = C.probes([0], seed=0)
+    C.rows(v)
+    before = walks[0]
+    C.rows(v)
+    assert walks[0] == before + walked  # of the empirical Fisher, and of the gradient
+
+
+@pytest.mark.parametrize("matrix", WHOLE)
+def test_data_that_is_too_large_to_compare_is_followed_as_far_as_torch_counts(matrix, monkeypatch):
+    monkeypatch.setattr(Kept, "_taken", _counting(Kept._taken))
+    case = Case(users=False)
+    A = WHOLE[matrix](case.risk)
+    A.dense()
+    case.X.mul_(2.0)
+    torch.testing.assert_close(A.dense(), WHOLE[matrix](case.risk).dense())
+
+
+def _counting(taken: Callable[[Kept], object]) -> Callable[[Kept], object]:
+    def without_reading(self: Kept) -> object:
+        self.most = 0
+        return taken(self)
+
+    return without_reading
+
+
+def test_factors_of_data_that_is_not_kept_follow_the_model_by_its_first_samples(walks):
+    case = Case(users=False)
+    risk = ritz.Risk(case.model, nn.CrossEntropyLoss(), (case.X, case.y), plan=ritz.Plan(cache=False))
+    C = ritz.KFACOperator(risk)
+    C.dense()
+    before = walks[0]
+    C.dense()
+    assert walks[0] == before
+    case.slope.negative_slope = 0.7
+    torch.testing.assert_close(C.dense(), ritz.KFACOperator(risk).dense())
+
+
+@pytest.mark.parametrize("what", ["power", "scale"])
+def test_factors_follow_a_loss_and_a_target_of_the_users(what):
+    case, held = Case(users=False), {"power": 2.0, "scale": 1.0}
+    loss = (lambda out, y: (out - y).abs().pow(held["power"]).mean()) if what == "power" else nn.MSELoss()
+    data = case.X, torch.randn(12, 3)
+    risk = ritz.Risk(case.model, loss, data, target=lambda batch: held["scale"] * batch[1])
+    C = ritz.KFACOperator(risk, "empirical")
+    before = C.dense()
+    held[what] = 3.0
+    after = ritz.KFACOperator(risk, "empirical").dense()
+    assert (after - before).norm() > 1e-3 * before.norm()
+    torch.testing.assert_close(C.dense(), after)

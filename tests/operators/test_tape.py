@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ritz
+from ritz import compilation
 from ritz.operators import footprint
 from ritz.operators.tape import Tape, Tapes, Untaped, factors, kept, layers
 from ritz.space import ParamSpace
@@ -423,11 +424,23 @@ def inputs(model: nn.Module, data: tuple[Tensor, Tensor], classes: Tensor) -> No
     data[0].mul_(2.0)
 
 
+def inputs_uncounted(model: nn.Module, data: tuple[Tensor, Tensor], classes: Tensor) -> None:
+    data[0].data.mul_(2.0)
+
+
+def inputs_by_numpy(model: nn.Module, data: tuple[Tensor, Tensor], classes: Tensor) -> None:
+    shared = data[0].numpy()
+    shared *= 2.0
+
+
 def class_weights(model: nn.Module, data: tuple[Tensor, Tensor], classes: Tensor) -> None:
     classes[0] = 3.0
 
 
-CHANGES = (weight, weight_data, another_weight, a_buffer, a_setting, a_module, inputs, class_weights)
+CHANGES = (
+    weight, weight_data, another_weight, a_buffer, a_setting, a_module, inputs, inputs_uncounted, inputs_by_numpy,
+    class_weights,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -444,6 +457,18 @@ def test_a_kept_tape_is_forgotten_when_something_changes(matrix, change):
     after = plain.rows(V)
     assert cases.relative(after, before) > 1e-3
     torch.testing.assert_close(kept_ones.rows(V), after, rtol=1e-12, atol=1e-14)
+
+
+def test_a_tape_belongs_to_the_settings_that_it_was_written_with():
+    model, data = network()
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data)
+    tapes, found = Tapes(risk), []
+    for eps, written in ((0.5, False), (1e-5, True), (0.5, True)):
+        model[1].eps = eps
+        tapes.refresh()
+        with risk.session():
+            found += [tapes.along(risk.params(), batch, lambda tape: tape.out) for batch in risk.batches if written]
+    assert cases.relative(*found) > 1e-3
 
 
 @pytest.mark.parametrize("why", ["not cached", "replayed", "dropout", "a module of the user's", "no room"])
@@ -473,6 +498,7 @@ def test_tapes_are_kept_up_to_a_size(monkeypatch, forwards):
     risk = ritz.Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=5)
     with risk.session():
         size = 2 * Tapes(risk).along(risk.params(), next(iter(risk.batches)), lambda tape: tape).size
+    size += X[:5].nbytes + y[:5].nbytes
     monkeypatch.setattr(kept, "MOST", size)
     G = ritz.GGN(risk)
     V = G.probes(range(2), seed=0)
@@ -633,3 +659,83 @@ def test_what_came_before_has_no_part_in_the_bits(monkeypatch):
     assert are_factored(G) == [True] * 3
     assert torch.equal(G.rows(V[:4]), other.rows(V[:4]))
     assert are_factored(G) == are_factored(other) == [True] * 2
+
+
+# ------------------------------------------------------------------------------------------ complex numbers, .data
+
+
+def reversed_alone(risk: ritz.Risk) -> Tensor:
+    """The Fisher matrix by plain autograd."""
+    F = ritz.Fisher(risk, num_samples=3)
+    F._forward_mode = False
+    return F.dense()
+
+
+def check_all(model: nn.Module) -> None:
+    """Products of several vectors, and twice of one, are those of dense matrices."""
+    torch.manual_seed(1)
+    problem = cases.Problem(model, nn.CrossEntropyLoss(), [(torch.randn(6, 4), torch.randint(2, (6,)))])
+    risk = problem.risk(plan=PLAN)
+    truths = {
+        ritz.GGN(risk): cases.dense_ggn(problem),
+        ritz.EmpiricalFisher(risk): cases.dense_empirical_fisher(problem),
+        ritz.Fisher(risk, num_samples=3): reversed_alone(risk),
+    }
+    v = torch.randn(risk.dim)
+    for A, truth in truths.items():
+        for _ in range(3):
+            assert cases.relative(A @ v, truth @ v) < 1e-11, A.matrix
+        assert cases.relative(A.dense(), truth) < 1e-11, A.matrix
+
+
+COMPLEX = {
+    "a Fourier transform": lambda x: torch.fft.rfft(x, n=4).abs(),
+    "two real parts": lambda x: torch.complex(x, x.sin()).abs(),
+    "a view": lambda x: torch.view_as_complex(torch.stack([x, x.sin()], -1)).abs(),
+    "a power, and back to real numbers": lambda x: torch.view_as_real(torch.fft.fft(x) ** 2)[..., 0],
+}
+
+
+@pytest.mark.parametrize("what", COMPLEX)
+def test_complex_numbers_on_the_way_are_no_constants(what):
+    torch.manual_seed(0)
+    model = Hard(COMPLEX[what])
+    check_all(model)
+    problem = cases.Problem(model, nn.CrossEntropyLoss(), [(torch.randn(6, 4), torch.randint(2, (6,)))])
+    H = ritz.Hessian(problem.risk(plan=PLAN), route="forward")
+    assert cases.relative(H.dense(), cases.dense_hessian(problem)) < 1e-11
+
+
+def test_a_tape_of_complex_numbers_is_refused():
+    with pytest.raises(Untaped, match="gives complex numbers"):
+        Tape(lambda p: torch.fft.fft(p["w"]).abs(), {"w": torch.ones(2)})
+
+
+def normalised(x: Tensor) -> Tensor:
+    return x / x.data.norm(dim=1, keepdim=True)
+
+
+DATA = {
+    "alone": normalised,
+    "before what is not followed": lambda x: torch.fft.fft(normalised(x)).abs(),
+    "behind what is not followed": lambda x: normalised(torch.fft.fft(x).abs()),
+    "detached": lambda x: x / x.detach().norm(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("what", DATA)
+def test_data_of_a_tensor_is_a_constant_in_every_product(what):
+    torch.manual_seed(0)
+    check_all(Hard(DATA[what]))
+
+
+@pytest.mark.parametrize("fn", [switched_off, DATA["behind what is not followed"]])
+def test_what_autograd_alone_knows_is_not_compiled(fn, monkeypatch):
+    """In single precision, in which a compiled product is held against another one that is compiled."""
+    monkeypatch.setattr(compilation, "lowered", lambda graph: graph)
+    torch.manual_seed(0)
+    problem = cases.Problem(Hard(fn), nn.CrossEntropyLoss(), [(torch.randn(6, 4), torch.randint(2, (6,)))])
+    G = ritz.GGN(problem.risk(plan=ritz.Plan(compile=True), dtype=torch.float32))
+    V = torch.randn(G.dim, 2)
+    for _ in range(3):
+        assert cases.relative((G @ V).double(), cases.dense_ggn(problem) @ V) < 1e-5

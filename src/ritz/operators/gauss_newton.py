@@ -25,6 +25,7 @@ from .base import Operator
 from .derivatives import missing_operation, refuse_once_differentiable
 from .risk_operator import RiskOperator, difference_step, each_row, gathered
 from .tape import Tape, Tapes
+from .tape.kept import Kept
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +76,16 @@ class JacobianProduct(RiskOperator):
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows, apart=True), held)
+        if found is None and self._tapes.hidden:  # which is done in reverse, and as it is
+            return super()._traced(params, held, batch, rows)
         return self._nested(params, batch, rows, held) if found is None else found
 
     def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         tapes, found = self._tapes, None
-        if len(rows) > 1 or tapes.keeps or not tapes.tried:  # else a tape costs the host more than it spares
+        # else a tape costs the host more than it spares
+        if len(rows) > 1 or tapes.keeps or tapes.cuts or not tapes.tried:
             found = tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows), straight=len(rows))
-        if found is None and tapes.hidden:  # forward mode would look into torch.no_grad()
+        if found is None and tapes.hidden:  # forward mode would look into torch.no_grad(), and through .data
             with contextlib.suppress(NotImplementedError):
                 found = self._reverse(params, batch, rows)
         return self._nested(params, batch, rows) if found is None else found
@@ -255,6 +259,9 @@ class Fisher(JacobianProduct):
 class GradientCovariance(Derived):
     """The covariance of per-item gradients: (1 / W) sum_i w_i (g_i - g)(g_i - g)', g the gradient of the risk.
 
+    The gradient is kept between products of models that are torch's own, while nothing has changed; for others, and
+    for data that is not kept, it is taken anew in each (`ritz.operators.tape.kept.Kept`).
+
     Example:
         >>> import ritz
         >>> model = torch.nn.Linear(1, 1, bias=False)
@@ -269,14 +276,12 @@ class GradientCovariance(Derived):
     def __init__(self, risk: Risk) -> None:
         super().__init__(EmpiricalFisher(risk))
         self.risk, self.matrix, self.positive = risk, "gradient covariance", True
-        self._key: Hashable = None
-        self._gradient: Tensor = torch.empty(0)
+        self._gradient = Kept[Tensor](risk)
 
     def _rows(self, rows: Tensor) -> Tensor:
-        if self._key != self.risk.version():
-            self._gradient, self._key = self.risk.gradient(), self.risk.version()
-        along = row_products(rows, self._gradient[None]).to(rows.dtype)
-        return self.base.rows(rows) - along * self._gradient
+        gradient = self._gradient.get(self.risk.gradient)
+        along = row_products(rows, gradient[None]).to(rows.dtype)
+        return self.base.rows(rows) - along * gradient
 
     def block(self, pattern: str | Sequence[str]) -> Operator:
         """The principal sub-matrix of the parameters whose names match."""

@@ -36,8 +36,12 @@ from .layer_factors import (
     leaves_out,
     units_of,
 )
+from .tape.kept import Kept
 
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, element by element
+
+READ = 1 << 20  # bytes of data that a product may read to see whether they have changed
+MARKED = 8  # samples by which code of the user's is known
 
 # LAPACK's float32 solver often fails on factors with rows of zeros, which dead pixels and dead units leave
 _DECOMPOSED_IN = {"cpu": torch.float64}
@@ -161,7 +165,11 @@ class KFACOperator(Operator):
     have the diagonal of the matrix. For one linear layer, and for every layer of a deep linear network, under the
     squared error the blocks are those of the GGN exactly; for one sample without weight sharing always.
 
-    The factors are made at the first use, one walk over the data (two for EKFAC), and again when a weight has moved.
+    The factors are made at the first use, one walk over the data (two for EKFAC), and again when something has changed
+    that they depend on. Of models and losses that are torch's own all of it is looked at: weights, buffers, settings,
+    class weights, and the data, up to 1 MiB by its values and beyond by torch's count of what is written to it. What
+    code of the user's does is known by what it gives: before each use the outputs and the gradient of the first 8
+    samples are held against those of the last time, and a change that does not reach these is not seen.
 
     Args:
         risk: The risk; all of its parameters must belong to layers with a rule.
@@ -216,8 +224,8 @@ class KFACOperator(Operator):
                 )
         self._collector = Collector(self.units, sharing, max_factor)
         self._draws = Fisher(risk, num_samples, seed)._draws
-        self._key: Hashable = None
-        self._spaces: dict[str, Eigenspace] = {}
+        self._spaces = Kept[dict[str, Eigenspace]](risk, most=READ)
+        self._few: Batch | None = None  # samples, for the mark
 
     def version(self) -> Hashable:
         return self.risk.version()
@@ -230,18 +238,25 @@ class KFACOperator(Operator):
 
     def blocks(self) -> Mapping[str, Eigenspace]:
         """The eigenspace of every block, by module name, or by parameter name where it is diagonal."""
-        if self._key != self.version():
-            self.risk.check()
-            self._spaces = self._made(self._walk(None))
-            if self.ekfac:
-                bases = {
-                    name: (space.left, space.right)
-                    for name, space in self._spaces.items()
-                    if self.units[name].kind == "layer"
-                }
-                self._spaces = self._rescaled(self._walk(bases))
-            self._key = self.version()
-        return self._spaces
+        return self._spaces.get(self._decomposed, self._mark)
+
+    def _decomposed(self) -> dict[str, Eigenspace]:
+        self.risk.check()
+        spaces = self._made(self._walk(None))
+        if not self.ekfac:
+            return spaces
+        layers = [name for name in spaces if self.units[name].kind == "layer"]
+        return _rescaled(spaces, self._walk({name: (spaces[name].left, spaces[name].right) for name in layers}))
+
+    def _mark(self) -> list[Tensor]:
+        """Outputs and gradient of a few samples."""
+        risk, few = self.risk, self._few or self.risk.batches.first()
+        if few is None:  # the share of this rank is empty
+            return []
+        self._few = few.head(MARKED) if risk.output_loss.separable else few
+        with risk.session():
+            out = risk.output(risk.params(), self._few).detach()
+            return [out, risk.batch_gradient(risk.params(), self._few)[0]]
 
     def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The factors (G, A) of every Kronecker block, (groups, n, n) each, (groups, n) where one is diagonal."""
@@ -259,12 +274,6 @@ class KFACOperator(Operator):
             return Eigenspace(torch.zeros(unit.groups, unit.outputs, unit.inputs, device=self.device), None, None)
         grad, inputs = _pair(stats, unit.name)
         return kronecker(eigenbasis(grad, name=f"G of {unit.name}"), eigenbasis(inputs, name=f"A of {unit.name}"))
-
-    def _rescaled(self, stats: Statistics) -> dict[str, Eigenspace]:
-        return {
-            name: Eigenspace(stats.get(f"{name}|scale", space.values), space.left, space.right)
-            for name, space in self._spaces.items()
-        }
 
     def _walk(self, bases: Bases | None) -> Statistics:
         """All sums over the data, divided by its weight."""
@@ -346,6 +355,14 @@ class KFACOperator(Operator):
         common: Any = {"exact": True, "convention": self.convention()}
         parts = {block: Estimate(name=f"{name}, {block}", value=value, **common) for block, value in sums.items()}
         return Estimate(name=name, value=math.fsum(sums.values()), parts=parts, **common)
+
+
+def _rescaled(spaces: Mapping[str, Eigenspace], stats: Statistics) -> dict[str, Eigenspace]:
+    """The same eigenvectors with other eigenvalues, where there are some."""
+    return {
+        name: Eigenspace(stats.get(f"{name}|scale", space.values), space.left, space.right)
+        for name, space in spaces.items()
+    }
 
 
 def _pair(stats: Statistics, name: str) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 It looks from below autograd, where there is nothing but operations on plain tensors, and anew at each pass: what a
 model does in Python may change with its data. Two things cannot be told from there, and are refused: code that runs
 with gradients switched off, which may be the inside of a custom autograd function, and a model that takes gradients
-itself.
+itself. Complex numbers are refused as well, whose derivatives have conventions of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -126,6 +126,8 @@ class Writer(TorchDispatchMode):
     def _write(
         self, func: Any, args: list[Any], kwargs: Any, inputs: list[Value], constants: list[Tensor], out: Sequence[Any]
     ) -> None:
+        if any(isinstance(x, Tensor) and x.is_complex() for x in out):
+            raise Untaped(f"{func} gives complex numbers")
         smooth = [isinstance(x, Tensor) and x.is_floating_point() for x in out]
         if not any(smooth):
             return
