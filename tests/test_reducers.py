@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ritz
 from ritz.reducers import Concat, Mean, Moments
 
 ROWS = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(0))  # 7 batches of (k, dim)
@@ -93,3 +94,29 @@ def test_pieces_of_a_batch_make_the_batch(make):
     total, weight = make().join(pieces)
     assert float(weight) == 4
     assert total.tolist() == ([1.0, 2.0, 3.0, 4.0] if make is Concat else [4.0, 6.0])
+
+
+def one_weight(dtype: torch.dtype) -> torch.nn.Module:
+    model = torch.nn.Linear(1, 1, bias=False).to(dtype)
+    torch.nn.init.ones_(model.weight)
+    return model
+
+
+def test_many_batches_of_half_precision_are_added_up_in_more():
+    """A sum in bfloat16 stands still after 256 terms: loss, gradient and Hessian would be eight times too small."""
+    data = [(torch.ones(8, 1).bfloat16(), torch.zeros(8, 1).bfloat16())] * 2000
+    risk = ritz.Risk(one_weight(torch.bfloat16), torch.nn.MSELoss(), data)
+    H = ritz.Hessian(risk)
+    assert (risk.loss(), risk.gradient().tolist(), H.dense().tolist()) == (1.0, [2.0], [[2.0]])
+    assert risk.gradient().dtype == H.rows(torch.ones(1, 1).bfloat16()).dtype == torch.bfloat16
+
+
+def test_items_are_counted_in_full_precision():
+    X, y = torch.ones(70_001, 1).half(), torch.zeros(70_001, 1).half()
+    risk = ritz.Risk(one_weight(torch.half), torch.nn.MSELoss(), (X, y), batch_size=len(X))
+    assert risk.loss() == 1.0
+    assert risk.convention().startswith("mean over 70001 samples")
+    labelled = torch.ones(750, 1).bfloat16(), torch.zeros(750, dtype=torch.long)
+    classes = ritz.Risk(torch.nn.Linear(1, 2).bfloat16(), torch.nn.CrossEntropyLoss(), labelled)
+    classes.check()
+    assert classes.convention().startswith("mean over 750 samples")

@@ -36,8 +36,20 @@ def sum_pieces(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return total, weight
 
 
+def wide(x: Tensor) -> Tensor:
+    """In a precision in which many of its kind can be added up: at least float32, and float64 for a single number.
+
+    A sum in bfloat16 does not grow any more after 256 terms of one size.
+
+    Example:
+        >>> wide(torch.ones(2, dtype=torch.bfloat16)).dtype, wide(torch.tensor(1.0)).dtype
+        (torch.float32, torch.float64)
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32 if x.ndim else torch.float64))
+
+
 class Mean:
-    """sum of totals / sum of weights.
+    """sum of totals / sum of weights, see `wide`.
 
     Example:
         >>> mean = Mean()
@@ -56,7 +68,7 @@ class Mean:
     def add(self, total: Tensor, weight: Tensor) -> None:
         """One batch."""
         if self.total is None or self.weight is None:
-            self.total, self.weight = total.detach().clone(), weight.detach().double()
+            self.total, self.weight = wide(total.detach()).clone(), weight.detach().double()
         else:
             self.total.add_(total)
             self.weight = self.weight + weight  # not in place: it may still be the caller's

@@ -525,7 +525,7 @@ class Risk:
         value: Tensor = self.fold(self.batch_gradient, Mean())
         if not bool(value.isfinite().all()):
             refuse_gradient(self)
-        return value
+        return value.to(self.dtype)
 
     def batch_gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradient of the sum over one batch (dim,), and the weight of the batch."""

@@ -66,7 +66,8 @@ def as_loss(loss: Any, target: Target | None = None) -> Loss:
     if getattr(loss, "weight", None) is not None:
         raise ValueError(f"{type(loss).__name__} with class weights is not known; write its sum as batch_loss=")
     if not callable(loss):
-        raise TypeError(f"loss must be a torch loss, a callable(output, target) or a ritz.Loss, got {loss!r}")
+        got = repr(loss) if isinstance(loss, str) else type(loss).__name__
+        raise TypeError(f"loss must be a torch loss, a callable(output, target) or a ritz.Loss, got {got}")
     return CallableLoss(loss, target=aim)
 
 

@@ -103,9 +103,19 @@ def counted(out: Tensor) -> Tensor:
 
     Example:
         >>> counted(torch.zeros(3, 2))
-        tensor(3.)
+        tensor(3., dtype=torch.float64)
     """
-    return torch.full((), float(len(out)), dtype=out.dtype, device=out.device)
+    return torch.full((), float(len(out)), dtype=torch.float64, device=out.device)
+
+
+def summed(items: Tensor) -> Tensor:
+    """The sum over items, of 16-bit numbers in float32: in float16 there is none above 65504.
+
+    Example:
+        >>> summed(torch.full((70_000,), 1.0, dtype=torch.float16)).item()
+        70000.0
+    """
+    return items.sum(dtype=torch.promote_types(items.dtype, torch.float32))
 
 
 def dot(a: Tensor, b: Tensor, over: tuple[int, ...]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean, signed_margin
+from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean, signed_margin, summed
 
 PIECE = 1 << 22  # logits in one piece: what a product holds besides its result
 
@@ -121,11 +121,11 @@ class CrossEntropy:
 
     def weight(self, out: Tensor, batch: Any) -> Tensor:
         """Number of items, or the sum of the class weights of those that are not ignored."""
-        return self._weights(out, batch)[0].sum()
+        return self._weights(out, batch)[0].sum(dtype=torch.float64)
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """sum_i w_i (-log p_{y_i})."""
-        return self._item_totals(out, batch).sum()
+        return summed(self._item_totals(out, batch))
 
     def middle(self, kind: Kind, out: Tensor, batch: Any, u: Tensor, draws: Tensor | None = None) -> Tensor:
         """s (p * u - p (p . u)) for "ggn"; c (c . u) for the others, averaged over draws for "fisher"."""

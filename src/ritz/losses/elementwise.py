@@ -10,7 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Items, Kind, Target, Uniforms, counted, default_target, dot, gradient, outer_mean, signed_margin
+from .base import (
+    Items,
+    Kind,
+    Target,
+    Uniforms,
+    counted,
+    default_target,
+    dot,
+    gradient,
+    outer_mean,
+    signed_margin,
+    summed,
+)
 
 
 def _elementwise(out: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, int]:
@@ -52,7 +64,7 @@ class _Elementwise(ABC):
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """Sum over samples of the mean over outputs."""
-        return self._loss(out, batch).sum()
+        return summed(self._loss(out, batch))
 
     def middle(self, kind: Kind, out: Tensor, batch: Any, u: Tensor, draws: Tensor | None = None) -> Tensor:
         """The diagonal times u for "ggn"; c (c . u) for the others."""

@@ -20,7 +20,7 @@ from ..compilation import Compiled, Prospect, compilations_of
 from ..errors import NonFiniteError, UnsupportedError
 from ..held import Results
 from ..memory import free_memory, is_shortage, make_room
-from ..reducers import Mean
+from ..reducers import Mean, wide
 from ..replay import layout_of, switches
 from ..risk import Params, Risk
 from ..space import ParamSpace
@@ -109,7 +109,7 @@ class _Image(Mean):
     def add(self, total: Tensor, weight: Tensor) -> None:
         """One batch."""
         if self.total is None:
-            self.total, self.weight = total.detach(), weight.detach().double()
+            self.total, self.weight = wide(total.detach()), weight.detach().double()
         else:
             super().add(total, weight)
 
@@ -188,7 +188,7 @@ class RiskOperator(Operator):
         groups = rows.split(rows_at_once(rows))
         if len(groups) == 1:
             image = self.risk.fold(lambda params, batch: self.batch_rows(params, batch, rows), _Image())
-            return image
+            return image.to(rows.dtype)
         image, done = torch.empty_like(rows), 0
         for group in groups:
             image[done : done + len(group)] = self._walked(group)

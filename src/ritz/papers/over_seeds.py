@@ -34,7 +34,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estim
 
 
 def geometric_mean(values: Iterable[float]) -> Estimate:
-    """exp of the mean logarithm and of the ends of its interval; NaN where a number is not positive.
+    """exp of the mean logarithm and of the ends of its 95 % interval, at any level; NaN where a number is not positive.
 
     Example:
         >>> found = geometric_mean([2.0, 8.0, 4.0])
@@ -67,9 +67,17 @@ def quotient(first: Sequence[float], second: Sequence[float]) -> Estimate:
     Example:
         >>> [quotient([2.0, low, 2.0], [4.0, 4.0, 5.0]).interval() for low in (1.0, -1.0)]
         [(2.0, 5.0), (2.0, inf)]
+        >>> quotient([2.0, 1.0, 3.0], [-4.0, -5.0, -3.0]).interval()
+        (-5.0, -1.0)
     """
-    high = second[2] / first[1] if first[1] > 0 else math.inf
-    return Estimate(name="ratio", value=second[0] / first[0], bracket=(second[1] / first[2], high))
+    low = _over(second[1], first[2] if second[1] >= 0 else first[1])
+    high = _over(second[2], first[1] if second[2] >= 0 else first[2])
+    return Estimate(name="ratio", value=second[0] / first[0], bracket=(low, high))
+
+
+def _over(number: float, divisor: float) -> float:
+    """number / divisor; beyond all bounds where the divisor may be 0."""
+    return number / divisor if divisor > 0 else math.copysign(math.inf, number)
 
 
 def _row(values: Iterable[float]) -> torch.Tensor:

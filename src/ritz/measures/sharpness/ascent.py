@@ -77,7 +77,7 @@ class Surface:
         """L at z and its gradient in z, from one pass forward and back."""
         params = self._params(z)
         row = self._fold(params, lambda _, batch: self._total_and_gradient(params, batch))
-        return self._met(row[0]), self.chart.pull(row[1:])
+        return self._met(row[0]), self.chart.pull(row[1:].to(self.origin))
 
     def _params(self, z: Tensor) -> Params:
         with torch.inference_mode(False):  # what is made here can then be differentiated in
