@@ -245,6 +245,38 @@ def test_an_interval_that_is_too_wide_is_found():
     assert check_estimator(timid, float(SMOOTH.trace()), high=1.0) > 0.99
 
 
+@pytest.mark.parametrize(("factor", "word"), [(0.0, "small"), (0.01, "small"), (0.3, "small"), (4.0, "large")])
+def test_a_false_standard_error_is_found_where_the_interval_does_without_it(factor, word):
+    truth = float(SMOOTH.trace())
+    dof = PROBES * truth**2 / float(SMOOTH.square().sum())  # Satterthwaite's
+
+    def claimed(seed: int, factor: float = factor) -> Estimate:
+        e = honest(seed, rule=ChiSquare(dof))
+        return replace(e, stderr=factor * e.stderr)
+
+    assert 0.91 <= check_estimator(lambda seed: claimed(seed, 1.0), truth) <= 0.99
+    wanted = rf"the standard error is \S+ times the spread of the values over 300 seeds: it is too {word}"
+    with pytest.raises(AssertionError, match=wanted):
+        check_estimator(claimed, truth)
+
+
+def test_a_few_seeds_say_little_of_a_standard_error():
+    loose = {"num_seeds": 2, "low": 0.0, "high": 1.0, "unbiased": False}
+    for first in range(0, 400, 2):
+        check_estimator(lambda seed, first=first: honest(first + seed), float(SMOOTH.trace()), **loose)
+
+
+def test_one_false_standard_error_among_those_of_many_numbers_is_found():
+    A = DenseOperator(SMOOTH)
+
+    def estimate(seed: int) -> Estimate:
+        e = ritz.diagonal(A, 12, seed)
+        return replace(e, stderr=torch.where(torch.arange(DIM) == 7, 0.01, 1.0) * e.stderr)
+
+    with pytest.raises(AssertionError, match=r"the standard error is 0\.0\d+ times the spread .* too small"):
+        check_estimator(estimate, SMOOTH.diagonal(), num_seeds=60)
+
+
 def test_a_bias_well_inside_the_error_bar_is_found():
     truth = float(SMOOTH.trace())
     shift = 0.4 * honest(0).stderr

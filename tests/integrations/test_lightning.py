@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ritz
+from ritz.errors import NumericalWarning
 from ritz.integrations import lightning as ours
 from ritz.loggers import Memory
 from ritz.optim import KFAC, AutoDamping, Gadam, GadamX, IterateAverage, LanczosOpt, TracePenalty
@@ -111,6 +112,20 @@ def test_rows_go_to_the_loggers_of_the_trainer_and_can_be_monitored():
     assert module.logged[0][1] == {"logger": False, "on_step": True, "on_epoch": False}
 
 
+def test_a_logger_of_the_trainer_that_fails_is_named_and_the_numbers_can_still_be_monitored():
+    class Full:
+        def log_metrics(self, metrics, step=None):
+            raise OSError("no space")
+
+    trainer, module = stand_in(), Module()
+    trainer.loggers.insert(0, Full())
+    hooks = ours.CurvatureHooks(make_risk, every=2, budget=1.0, measures=MEASURES)
+    with pytest.warns(NumericalWarning, match=r"the logger \S*Full\.log_metrics did not take the row of step 2"):
+        run(hooks, trainer, module, range(1, 5))
+    assert [step for step, _ in trainer.loggers[1].rows] == [2, 4]
+    assert len(module.logged) == 2
+
+
 def test_epochs_count_where_that_is_asked_for():
     trainer, module = stand_in(), Module()
     hooks = ours.CurvatureHooks(make_risk, every_epochs=2, budget=1.0, measures=MEASURES)
@@ -135,6 +150,14 @@ def test_the_state_comes_before_training_begins_and_is_gone_on_from():
     again.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
     run(again, stand_in(), Module(), [4])
     assert [row["step"] for row in again.tracker.record.rows] == [2, 4]
+
+
+def test_a_run_resumed_from_a_checkpoint_without_a_state_looks_at_the_steps_of_the_straight_one():
+    trainer = stand_in()
+    trainer.global_step = 8
+    hooks = ours.CurvatureHooks(make_risk, every=6, budget=1.0, measures=MEASURES)
+    run(hooks, trainer, Module(), range(9, 14))
+    assert [step for step, _ in trainer.loggers[0].rows] == [12]
 
 
 def test_the_clock_stops_when_training_fails():
@@ -261,6 +284,22 @@ def test_a_checkpoint_of_lightning_holds_the_tracker(host, tmp_path):
     again = fit(3, tmp_path / "last.ckpt")
     assert again.column("curvature/hessian/trace") == whole.column("curvature/hessian/trace")
     assert len(again.rows) == 3
+
+
+@quiet
+def test_a_checkpoint_of_lightning_without_the_callback_keeps_the_grid_of_looks(host, tmp_path):
+    def fit(epochs, callbacks, path=None):
+        training = SimpleNamespace(net=network())
+        training.optimizer = torch.optim.SGD(training.net.parameters(), lr=0.1)
+        training.loss = lambda batch: nn.functional.cross_entropy(training.net(batch[0]), batch[1])
+        trainer = trainer_of(host, tmp_path, callbacks, max_epochs=epochs)
+        trainer.fit(module_of(host, training), loader(), ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    fit(1, [])  # 3 steps
+    watch = ours.CurvatureCallback(make_risk, every=3, budget=1.0, measures=MEASURES)
+    fit(3, [watch], tmp_path / "last.ckpt")
+    assert watch.tracker.record.column("curvature/hessian/trace")[0] == [6, 9]
 
 
 @quiet

@@ -125,6 +125,12 @@ def test_trackio_gets_rows_at_their_steps(monkeypatch):
     assert logger.run.ended
 
 
+def test_the_file_run_of_trackio_is_not_taken_for_an_open_run(monkeypatch):
+    trackio = package(monkeypatch, "trackio", types.ModuleType("trackio.run"))
+    assert isinstance(Trackio().run, Run)
+    assert trackio.settings == [{}]
+
+
 def test_mlflow_gets_rows_for_the_active_run_or_a_named_one(monkeypatch):
     host = Host()
     monkeypatch.setitem(sys.modules, "mlflow", host)

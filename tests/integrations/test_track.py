@@ -402,16 +402,47 @@ def test_a_risk_that_is_not_sound_is_refused_before_training():
         pass
 
 
-def test_an_error_of_the_logger_is_raised_after_the_row_was_kept(monkeypatch):
+@pytest.mark.parametrize("error", [OSError("no space"), ValueError("no space"), KeyError("no space")])
+def test_a_logger_that_fails_is_named_once_and_neither_training_nor_the_row_is_lost(error, monkeypatch):
     Time(monkeypatch)
 
     def full(scalars, step):
-        raise OSError("no space")
+        raise error
 
-    tracker = track(risk_of(*problem()), every=1, measures=["trace"], logger=full, budget=1.0)
-    with pytest.raises(OSError, match="no space"):
+    tracker = track(risk_of(*problem()), every=2, measures=["trace"], logger=full, budget=1.0)
+    tracker.step()
+    named = rf"the logger \S*full did not take the row of step 2, .*{type(error).__name__}: .*no space"
+    with pytest.warns(NumericalWarning, match=named):
+        assert tracker.step() is not None
+    tracker.step()
+    assert tracker.step() is not None  # a second warning would be an error here
+    assert [row["step"] for row in tracker.record.rows] == [2, 4]
+    assert tracker.failures == {}  # the looks did happen
+
+
+def test_a_logger_that_fails_does_not_keep_rows_from_the_others(monkeypatch):
+    Time(monkeypatch)
+
+    class Broken:
+        def log(self, scalars, step):
+            raise OSError("no space")
+
+    memory = Memory()
+    tracker = track(risk_of(*problem()), measures=["trace"], logger=[[Broken(), memory]])
+    with pytest.warns(NumericalWarning, match=r"the logger \S*Broken did not take the row of step 0"):
+        tracker.look()
+    assert memory.rows == tracker.record.rows
+
+
+def test_a_wish_to_stop_passes_through_the_logger(monkeypatch):
+    Time(monkeypatch)
+
+    def interrupted(scalars, step):
+        raise KeyboardInterrupt
+
+    tracker = track(risk_of(*problem()), every=1, measures=["trace"], logger=interrupted, budget=1.0)
+    with pytest.raises(KeyboardInterrupt):
         tracker.step()
-    assert len(tracker.record.rows) == 1
 
 
 @pytest.mark.parametrize(

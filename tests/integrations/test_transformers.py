@@ -12,6 +12,7 @@ import ritz
 from ritz.integrations import transformers as ours
 from ritz.integrations.track import Tracker
 from ritz.integrations.transformers import causal_lm, logits, next_tokens, shown
+from ritz.loggers import Memory
 from ritz.optim import KFAC, AutoDamping, Gadam, IterateAverage, LanczosOpt, TracePenalty
 
 MEASURES = ["trace", "lambda_max"]
@@ -211,6 +212,13 @@ def test_a_resumed_run_goes_on_from_the_history():
     assert [row["step"] for row in again.tracker.record.rows] == [2, 4]
     assert again.tracker.record.rows[0] == first.tracker.record.rows[0]
     assert again.tracker.spent == sum(row["track/seconds"] for row in again.tracker.record.rows)
+
+
+def test_a_resumed_run_whose_rows_went_to_a_logger_looks_at_the_steps_of_the_straight_one():
+    rows = Memory()
+    hooks = ours.CurvatureHooks(make_risk, every=4, budget=1.0, measures=MEASURES, logger=rows)
+    run(hooks, state_of(global_step=6), range(7, 13))
+    assert [row["step"] for row in rows.rows] == [8, 12]
 
 
 def test_a_missing_package_and_an_unknown_name_are_said(monkeypatch):

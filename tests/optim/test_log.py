@@ -536,6 +536,33 @@ def test_sparse_gradients_have_a_norm():
     assert rows.rows[0]["gradient_norm"] == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
 
 
+def test_a_group_that_comes_after_the_step_has_no_part_in_its_length():
+    model, added, rows = linear(), nn.Parameter(torch.ones(2)), Memory()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log = TrainingLog(optimizer, rows, every=1)
+    step(model, optimizer)
+    optimizer.add_param_group({"params": [added]})
+    log.step()
+    assert rows.rows[0]["step_norm"] == pytest.approx(0.1 * rows.rows[0]["gradient_norm"])
+
+
+def test_groups_of_kfac_that_are_made_anew_after_the_step_leave_its_share_of_the_bulk():
+    def share(regroup: bool) -> float:
+        model, rows = linear(bias=True), Memory()
+        optimizer = kfac(model, diagonal=["bias"], factor_every=1, inverse_every=1)
+        damping = AutoDamping(optimizer, risk_of(model, noisy()), every=1, batch_size=8)
+        log = TrainingLog(optimizer, rows, damping=damping, every=1)
+        step(model, optimizer, data=noisy())
+        damping.step()
+        if regroup:  # the bias is now the first
+            group = optimizer.param_groups[0]
+            optimizer.add_param_group({"params": [(group["param_names"].pop(0), group["params"].pop(0))]})
+        log.step()
+        return rows.rows[0]["bulk_share"]
+
+    assert 0 < share(regroup=True) == share(regroup=False) < 1
+
+
 # ------------------------------------------------------------------------------------------------------- resuming
 
 

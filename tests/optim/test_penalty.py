@@ -396,6 +396,29 @@ def test_without_a_graph_the_value_is_there_all_the_same():
         assert not bare.requires_grad
 
 
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("form", ["ggn", "hessian"])
+def test_under_inference_mode_the_value_is_there_too(form, fraction):
+    model, (x, y) = network(), data()
+    value = TracePenalty(1.0, fraction, form)(model, x, y)
+    with torch.inference_mode():
+        for inputs in ((x, y), (x.clone(), y.clone())):  # made before, and inside
+            bare = TracePenalty(1.0, fraction, form)(model, *inputs)
+            assert torch.equal(bare, value)
+            assert not bare.requires_grad
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_outputs_without_a_graph_are_refused_with_what_to_do(mode):
+    model, (x, _) = network(), data()
+    with mode():
+        out = model(x)
+        with pytest.raises(
+            ValueError, match=r"no graph .* made under torch\.no_grad\(\) or .* call penalty\(model, x\)"
+        ):
+            TracePenalty(1.0).on_outputs(out, model)
+
+
 def test_a_look_at_the_value_leaves_the_graph_of_the_loss_alone():
     model, (x, y) = network(), data()
     out = model(x)

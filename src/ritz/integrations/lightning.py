@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..loggers import Log
 from .watch import Watching, each_step, made
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
@@ -50,7 +51,7 @@ class CurvatureHooks(Watching):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the tracker, and start its clock."""
         host = _host(trainer, pl_module, self.watch.every_epochs is not None)
-        self.watch.begin(pl_module, host, trainer.is_global_zero)
+        self.watch.begin(pl_module, host, trainer.is_global_zero, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look, where it is due."""
@@ -103,16 +104,15 @@ class EachStepHooks:
                 call()
 
 
-def _host(trainer: Any, pl_module: Any, by_epoch: bool) -> Callable[[dict[str, float], int], None]:
+def _host(trainer: Any, pl_module: Any, by_epoch: bool) -> list[Log]:
     """How Lightning takes a row: at once by its loggers, and as numbers that its callbacks can monitor."""
 
-    def take(scalars: dict[str, float], step: int) -> None:
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:  # log_dict would hand on only the rows that meet log_every_n_steps
-                logger.log_metrics(scalars, step=step)
+    def monitored(scalars: dict[str, float], step: int) -> None:
         pl_module.log_dict(scalars, logger=False, on_step=not by_epoch, on_epoch=by_epoch)
 
-    return take
+    loggers = trainer.loggers if trainer.is_global_zero else ()
+    # log_dict would hand on only the rows that meet log_every_n_steps
+    return [*(logger.log_metrics for logger in loggers), monitored]
 
 
 _HOOKS = {"CurvatureCallback": CurvatureHooks, "EachStep": EachStepHooks}

@@ -11,6 +11,7 @@ Biases drops a row whose step lies behind the last one, which is what a second s
 import importlib
 import os
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 STEP = "ritz/step"  # the axis that Weights & Biases draws our rows over
@@ -145,7 +146,9 @@ def _opened(module: str, title: str, settings: Mapping[str, Any]) -> Any:
     """The run that is open, or a new one."""
     package = _needed(module, title, module)
     current = getattr(package, "run", None)
-    return current if current is not None and not settings else package.init(**settings)
+    if settings or current is None or isinstance(current, ModuleType):  # trackio.run is a file of trackio
+        return package.init(**settings)
+    return current
 
 
 def _needed(module: str, title: str, package: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalWarning, RitzError
-from ..loggers import LoggerLike, Memory, as_logger
+from ..loggers import Fanout, Logger, LoggerLike, Memory, as_logger
 from ..measures.measure import Measurement, measure
 from ..measures.registry import resolve
 from ..measures.row import Measure
@@ -69,6 +69,7 @@ def track(
     A row of numbers goes to the logger at each look: `curvature/hessian/NAME` for what comes of the Hessian,
     `curvature/ggn/NAME` of the Gauss-Newton matrix, `measures/NAME` for the rest; NAME/stderr is the standard error,
     0 where nothing was sampled. `track/seconds`, `track/products`, `track/share` and `track/skipped` say what it cost.
+    A logger that fails is named in a warning, once; training goes on, and the row is in `tracker.record`.
 
     A look takes about 140 products with the Hessian, each two to three gradients over the data of the risk. A fixed
     part of the training data keeps that in proportion: some batches of it, as many as a batch's curvature is noisy
@@ -161,6 +162,7 @@ class Tracker:
         self.record = Memory()
         self.last: Measurement | None = None
         self.count, self.skipped, self.failures = 0, 0, dict[int, str]()
+        self._failed = list[Logger]()  # loggers that did not take a row
         self.spent = 0.0  # seconds of all looks
         self._expected: float | None = None  # seconds of a look: those of the last, before it a forecast
         self._before, self._begun = 0.0, None  # type: float, float | None
@@ -265,9 +267,25 @@ class Tracker:
         row = self._row(found) | {"track/seconds": seconds, "track/share": share}
         row["track/skipped"] = float(self.skipped)
         self.record.log(row, self.count)
-        if self.logger is not None:
-            self.logger.log(row, self.count)
+        self._tell(row)
         return found
+
+    def _tell(self, row: dict[str, float]) -> None:
+        """Hand a row to each logger; one that does not take it is named once, and stops neither others nor training."""
+        for logger in _single(self.logger):
+            try:
+                logger.log(dict(row), self.count)
+            except Exception as error:  # whatever another package raises
+                if any(logger is known for known in self._failed):
+                    continue
+                self._failed.append(logger)
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                warnings.warn(
+                    f"the logger {_title(logger)} did not take the row of step {self.count}, which is in "
+                    f"tracker.record: {why}; of further rows nothing is said",
+                    NumericalWarning,
+                    stacklevel=5,  # where `step` was called
+                )
 
     def _wait(self) -> None:
         """For what a GPU still has to do, so that the time of a look is its own."""
@@ -384,6 +402,19 @@ def _pair(name: str, estimate: Estimate) -> dict[str, float]:
     """A value and its error, where that is known."""
     stderr = float(torch.as_tensor(estimate.stderr))
     return {name: float(estimate.value)} | ({} if math.isnan(stderr) else {f"{name}/stderr": stderr})
+
+
+def _single(logger: Logger | None) -> list[Logger]:
+    """The loggers that a list of them comes to."""
+    if isinstance(logger, Fanout):
+        return [one for part in logger.loggers for one in _single(part)]
+    return [] if logger is None else [logger]
+
+
+def _title(logger: Logger) -> str:
+    """The name of a function, or of the class of what is none."""
+    function = getattr(logger, "function", logger)
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _seconds(time: float | None) -> str:

@@ -177,7 +177,7 @@ class CurvatureHooks(Watching):
         """Make the tracker, and start its clock; go on from the history of a resumed run."""
         if self.tracker is None:
             self.watch.load_state(_before(state))
-        self.watch.begin(kwargs["model"], self._history(state), state.is_world_process_zero)
+        self.watch.begin(kwargs["model"], self._history(state), state.is_world_process_zero, state.global_step)
 
     def _history(self, state: Any) -> Callable[[dict[str, float], int], None]:
         """How the Trainer keeps a row."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..loggers import Log, LoggerLike, as_logger
+from ..loggers import LoggerLike, as_logger
 from ..risk import Risk
 from .track import DEFAULT, Tracker, check
 
@@ -56,7 +56,7 @@ class Watch:
         self._epochs = 0  # at the last look
         self._waiting: Mapping[str, Any] | None = None  # a state that came before training began
 
-    def begin(self, module: nn.Module, host: Log, first: bool = True) -> None:
+    def begin(self, module: nn.Module, host: LoggerLike, first: bool = True, step: int = 0) -> None:
         """Make the tracker, and start its clock; to be called by every rank that trains.
 
         Args:
@@ -64,6 +64,7 @@ class Watch:
             host: How the trainer takes rows.
             first: Whether this is the trainer's first process. It alone writes to `logger`, and it alone looks where
                 the risk belongs to one process: one made before there was a process group, or with group="self".
+            step: Steps that are done already: of a run that goes on, the trainer's count.
         """
         if self.tracker is None or module is not self._module:
             self._module, self._epochs, self.tracker = module, 0, None
@@ -74,6 +75,8 @@ class Watch:
         if self._waiting is not None:
             self.tracker.load_state_dict(self._waiting)
             self._waiting = None
+        else:
+            self.tracker.count = step
         self.tracker.logger = as_logger([host, self.logger] if self.logger is not None and first else host)
         self.tracker.start()
 

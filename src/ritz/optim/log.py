@@ -134,7 +134,7 @@ class TrainingLog:
         self.tol, self.max_products, self.seed = tol, max_products, seed
         self.count = 0
         self._refreshes = 0 if damping is None else len(damping.history)  # that were written, or were before
-        self._before: list[Tensor] | None = None  # weights before a step that is written
+        self._before: list[tuple[Tensor, Tensor]] | None = None  # weights, as before a step that is written
         own = weakref.WeakMethod(self._remember)
         handle = optimizer.register_step_pre_hook(lambda *_: _call(own()))
         self._detach = weakref.finalize(self, handle.remove)
@@ -169,7 +169,7 @@ class TrainingLog:
     def _remember(self) -> None:
         """The weights before a step that is written."""
         if (self.count + 1) % self.every == 0:
-            self._before = [p.detach().clone() for p in _trained(self.optimizer)]
+            self._before = [(p, p.detach().clone()) for p in _trained(self.optimizer)]
 
     def _end(self, index: int) -> str:
         """What names of a group end in."""
@@ -205,15 +205,15 @@ class TrainingLog:
                 row[f"sgd_rate{end}"] = float(sgd_rate(self._rate(group), flat))
         return row
 
-    def _lengths(self, before: list[Tensor] | None) -> dict[str, float]:
+    def _lengths(self, before: list[tuple[Tensor, Tensor]] | None) -> dict[str, float]:
         """Of the gradient and of the step."""
         row = {}
-        params = _trained(self.optimizer)
-        grads = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
+        found = [p.grad for p in _trained(self.optimizer) if p.grad is not None]
+        grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in found]
         if grads:
             row["gradient_norm"] = float(get_total_norm(grads))
         if before is not None:
-            row["step_norm"] = float(get_total_norm([p.detach() - q for p, q in zip(params, before, strict=True)]))
+            row["step_norm"] = float(get_total_norm([p.detach() - q for p, q in before]))
         if hasattr(self.optimizer, "skipped"):
             row["skipped"] = float(self.optimizer.skipped)
         return row
@@ -240,7 +240,7 @@ class TrainingLog:
 
     @torch.no_grad()
     @full_precision()
-    def _bulk(self, before: list[Tensor] | None) -> dict[str, float]:
+    def _bulk(self, before: list[tuple[Tensor, Tensor]] | None) -> dict[str, float]:
         """The share of the last step in the bulk."""
         edges = self._edges()
         if not edges or before is None or not isinstance(self.optimizer, KFAC):
@@ -248,7 +248,8 @@ class TrainingLog:
         groups = self.optimizer.param_groups
         names = [name for group in groups for name in group["param_names"]]
         places = {name: index for index, group in enumerate(groups) for name in group["param_names"]}
-        moved = {name: p - q for name, p, q in zip(names, _trained(self.optimizer), before, strict=True)}
+        start = {id(p): q for p, q in before}  # groups may have been made anew since the step
+        moved = {name: p - start[id(p)] for name, p in zip(names, _trained(self.optimizer), strict=True)}
         inside, total = 0.0, 0.0
         for block in self.optimizer.blocks.values():
             space, own = block.space(), list(block.unit.params.values())

@@ -33,6 +33,10 @@ from .penalty_losses import LossName, OutputLoss, wide
 Form = Literal["ggn", "hessian"]
 
 _UNREACHED = "the outputs do not depend on any parameter of the model that is trained: there is no trace to lower"
+_DETACHED = (
+    "the outputs have no graph to the parameters, as where they were made under torch.no_grad() or inference_mode(): "
+    "make them with gradients on, or call penalty(model, x), which runs the model itself"
+)
 
 
 class TracePenalty:
@@ -117,6 +121,9 @@ class TracePenalty:
             ValueError: If the batch is empty, every parameter is frozen or targets are missing.
             UnsupportedError: If the Hessian form meets BatchNorm in training mode.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():  # inside, a pass of the model can be differentiated
+                return self(model, *map_tensors((x, y), _ordinary))
         model = unwrapped(model)
         params = _trainable(model)
         targets = self._hessian_targets(model, y) if self.form == "hessian" else None
@@ -159,7 +166,7 @@ class TracePenalty:
         if self.form != "ggn":
             raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
         params = _trainable(unwrapped(model))
-        self._check_output(out, self._loss.labels(y))
+        self._check_output(out, self._loss.labels(y), _DETACHED)
         origins = self._origins(params, self._next_call()).to(out.device)
         with unseen():
             return self._pulled_back(out, params, self._loss.labels(y), origins) * self.eta
@@ -261,7 +268,7 @@ class TracePenalty:
             return None
         return random_permutation(size, ("penalty samples", self.seed, call))[:num]
 
-    def _check_output(self, out: Any, labels: Tensor | None) -> None:
+    def _check_output(self, out: Any, labels: Tensor | None, without_graph: str = _UNREACHED) -> None:
         if not isinstance(out, Tensor):
             raise TypeError(
                 f"the model returned a {type(out).__name__}, not a tensor; pick the outputs: "
@@ -269,7 +276,7 @@ class TracePenalty:
             )
         self._loss.check_output(out, labels)
         if self.form == "ggn" and not out.requires_grad:
-            raise ValueError(_UNREACHED)
+            raise ValueError(without_graph)
 
     def _hessian_targets(self, model: nn.Module, y: Tensor | None) -> Tensor:
         """The targets, where the Hessian form may be used."""
@@ -361,6 +368,11 @@ def _read(model: nn.Module, x: Any) -> Any:
 def _taken(x: Tensor, rows: Tensor | None, size: int) -> Tensor:
     """Some samples of a tensor that has them; the whole of one that has not."""
     return x if rows is None or not x.ndim or len(x) != size else x[rows.to(x.device)]
+
+
+def _ordinary(x: Tensor) -> Tensor:
+    """A tensor made under inference_mode() as one that a backward pass may keep."""
+    return x.clone() if x.is_inference() else x
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -26,9 +26,10 @@ def check_estimator(
     """Hold an estimator to its error bars, over many seeds, against a known truth.
 
     An exact estimate must equal the truth and have no standard error. A sampled one must be right on average, to four
-    standard errors of the mean over seeds (and the width of its bracket, where it has one), and its interval must hold
-    the truth neither too seldom nor too often. In both cases the same seed must give the same result, a saved one must
-    load equal to itself, and products, seed and convention must be filled in.
+    standard errors of the mean over seeds (and the width of its bracket, where it has one), its interval must hold the
+    truth neither too seldom nor too often, and its standard errors must be of the size of the spread of its values over
+    seeds, to a factor of two and what so many seeds cannot tell. In both cases the same seed must give the same result,
+    a saved one must load equal to itself, and products, seed and convention must be filled in.
 
     Args:
         estimate_fn: From a seed to an `Estimate`.
@@ -36,7 +37,8 @@ def check_estimator(
         num_seeds: Seeds 0 ... num_seeds - 1.
         level: Of the interval.
         low: Smallest coverage allowed.
-        high: Largest; 1.0 for quantities with one-sided bounds or brackets, which hold every time.
+        high: Largest; 1.0 for quantities with one-sided bounds or brackets, which hold every time, and whose standard
+            errors may then be too large.
         unbiased: Ask for the right mean; False where the value is a bound, as a Ritz value is of an eigenvalue.
         rtol: Relative error that counts as none, for exact estimates.
 
@@ -74,7 +76,12 @@ def check_estimator(
     _require(bool((values != values[0]).any()), f"{name}: every seed gives {values[0].flatten()[0]:.6g}; is it used?")
     if unbiased:
         _check_mean(estimates, values, goal)
-    return _check_coverage(estimates, goal, level, low, high)
+    coverage = _check_coverage(estimates, goal, level, low, high)
+    sampled = [not e for e in exact]
+    averaged = bool(errors.any()) or not any(e.bracket for e in estimates)  # Ritz values have a bracket alone
+    if averaged and sum(sampled) > 1:
+        _check_stderr(name, values[sampled], errors[sampled], high)
+    return coverage
 
 
 def _require(holds: bool, what: str) -> None:
@@ -157,6 +164,23 @@ def _check_coverage(estimates: Sequence[Estimate], goal: Tensor, level: float, l
     _require(coverage >= low, f"{what}, less than {low:.0%}: the error bars are too small")
     _require(coverage <= high, f"{what}, more than {high:.0%}: the error bars are too large")
     return coverage
+
+
+def _check_stderr(name: str, values: Tensor, errors: Tensor, high: float) -> None:
+    """Standard errors (seeds, ...) against the spread of the values; where that is round-off there is none to meet."""
+    from scipy.stats import chi2
+
+    spread, size = values.std(0), errors.square().mean(0).sqrt()
+    ratio = (size / spread)[size.isfinite() & (spread > 1e-9 * values.abs().amax(0))]
+    if not ratio.numel():
+        return
+    dof, rare = len(values) - 1, 1e-4 / spread.numel()
+    # how far off the spread of normal values may be by chance; the factor of two is for others
+    least, most = (math.sqrt(float(q) / dof) for q in chi2.ppf((rare, 1 - rare), dof))
+    smallest, largest = (float(end) for end in ratio.aminmax())
+    what = f"times the spread of the values over {len(values)} seeds"
+    _require(smallest >= 0.5 / most, f"{name}: the standard error is {smallest:.2g} {what}: it is too small")
+    _require(largest <= 2 / least or high >= 1, f"{name}: the standard error is {largest:.2g} {what}: it is too large")
 
 
 def _ends(estimate: Estimate, level: float) -> tuple[Tensor, Tensor]:
