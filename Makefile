@@ -12,7 +12,7 @@ SITE := .venv/.ready-docs
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo       the main job on a small data set: a table and a page, in a minute"
+	@echo "make demo       the main job on a small data set: a table and a page, in under a minute"
 	@echo "make test       the tests, doctests included, that take seconds"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make faults     kills at 200 moments, full disks, lost ranks: what is survived, into docs/faults.md"

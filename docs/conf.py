@@ -28,7 +28,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attributes are described once
 python_maximum_signature_line_length = 100
 
-TABLE_LINK = re.compile(r"^\| \[([^\]]+)\]\(([\w/]+)\.md\)", re.MULTILINE)  # in a first column
+TABLE_LINK = re.compile(r"^\| \[([^\]]+)\]\(([\w/-]+)\.md\)", re.MULTILINE)  # in a first column
 SPAN = re.compile(r"(?<![\w`\\])`([^`\n]+)`(?!`)")
 SECTION = re.compile(r"^(Args|Attributes|Example|Raises|Returns|Yields|Note|Warns):$")
 

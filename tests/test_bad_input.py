@@ -94,7 +94,7 @@ def test_a_batch_loss_that_is_not_a_sum_and_a_weight_is_refused(name):
         (lambda: ritz.Risk(model(), lambda o, y: o.sum(1), (X, Y)), ValueError, r"one number.*shape \(20,\)"),
         (lambda: ritz.Risk(model(), lambda o, y: o.sum(), (X, Y)), ValueError, "looks like a sum"),
         (lambda: ritz.Risk(model(), CE, [{"x": X, "y": Y}]), ValueError, "a batch is a dict.*forward=lambda"),
-        (lambda: ritz.Risk(model(), CE, [X, Y]), ValueError, r"a batch is a Tensor.*tuple \(X, y\)"),
+        (lambda: ritz.Risk(model(), CE, [X, Y]), ValueError, r"a batch is a tensor.*data=\(X, y\)"),
         (lambda: ritz.Risk(Dictionary(4, 3), CE, (X, Y)), TypeError, "returned a dict, not a tensor; pick the outputs"),
     ],
 )
@@ -186,3 +186,14 @@ def test_a_matrix_of_a_model_needs_a_risk(make):
 def test_a_product_takes_a_tensor(H):
     with pytest.raises(TypeError, match="tensor on the right of @, got list"):
         H @ [1.0]
+
+
+def test_data_in_the_place_of_the_loss_is_named_and_not_printed():
+    with pytest.raises(TypeError, match=r"a torch loss, a callable\(output, target\) or a ritz.Loss, got tuple$"):
+        ritz.Risk(model(), (X, Y))
+
+
+def test_an_operator_says_its_name_once(H, risk):
+    assert repr(H) == "Hessian(dim=43, mean over 20 samples, eval mode, float64, auto route)"
+    assert repr(ritz.GGN(risk)) == "GGN(dim=43, mean over 20 samples, eval mode, float64)"
+    assert repr(H + 1.0).startswith("Shifted(dim=43, (Hessian, mean over")

@@ -15,6 +15,7 @@ from scipy import stats
 
 import ritz
 from ritz.intervals import ChiSquare, Exact, Magnitude, RandomStart, Reciprocal, StudentT, matched_dof
+from ritz.measures.measure import _cells
 from ritz.results import Estimate, from_samples, show
 from ritz.storage import equal, save
 
@@ -354,3 +355,28 @@ def test_a_seed_of_numpy_is_saved(tmp_path):
 
     e = estimate(seed=np.int64(3))
     assert ritz.load(e.save(tmp_path / "e")) == e
+
+
+@pytest.mark.parametrize(
+    ("value", "bracket", "shown"),
+    [
+        (1251.829510, (1251.829498, 1251.829523), "1251.82951"),  # a search: nothing was averaged
+        (1.2561, (1.2561, 1.7561), "1.26"),
+        (0.5, None, "0.5"),
+        (1 / 3, (-math.inf, math.inf), "0.3333"),
+    ],
+)
+def test_a_value_without_a_standard_error_is_shown_to_the_digits_of_its_interval(value, bracket, shown):
+    e = Estimate(name="sharpness", value=value, bracket=bracket)
+    assert e.shown() == shown
+    if bracket and math.isfinite(bracket[0]):
+        value, interval = _cells(e)  # as the table of measures has them
+        low, high = (float(end) for end in interval.split(" to "))
+        assert low <= float(value) <= high
+
+
+def test_a_repr_is_the_one_line_of_str_whatever_came_with_the_number():
+    parts = {f"layer {n}": estimate() for n in range(50)}
+    e = estimate(samples=torch.ones(1000), parts=parts)
+    assert repr(e) == str(e) == "trace 3.00 +- 0.10"
+    assert repr(estimate(value=torch.ones(4), stderr=torch.zeros(4), exact=True)) == "trace (4,), mean 1, exact"

@@ -47,7 +47,7 @@ def reached(index: Path) -> set[Path]:
     """What the navigation lists, from one index page down."""
     pages = {index}
     for block in re.findall(r"```\{toctree\}\n(.*?)```", CONF.toctrees(index.read_text(encoding="utf-8")), re.DOTALL):
-        for name in re.findall(r"^.+ <([\w/]+)>$", block, re.MULTILINE):
+        for name in re.findall(r"^.+ <([\w/-]+)>$", block, re.MULTILINE):
             page = index.parent / f"{name}.md"
             pages |= reached(page) if page.name == "index.md" else {page}
     return pages

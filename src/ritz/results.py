@@ -92,11 +92,16 @@ class Estimate:
         return float(self.value)
 
     def shown(self) -> str:
-        """Value and error as a table has them, `3.14 ± 0.02`; of many values, where they lie."""
+        """Value and error as a table has them, `3.14 ± 0.02`; of many values, where they lie.
+
+        Where nothing was averaged the interval says how many digits there are.
+        """
         if self.many:
             values = torch.as_tensor(self.value)
             lie = f", {float(values.min()):.4g} to {float(values.max()):.4g}" if values.numel() else ""
             return f"{values.numel()} values{lie}"
+        if not self.stderr:
+            return f"{float(self.value):.{told_apart(*(float(end) for end in self.interval()))}g}"
         return show(float(self.value), float(self.stderr)).replace("+-", "±")
 
     def __str__(self) -> str:
@@ -104,6 +109,8 @@ class Estimate:
             how = "exact" if self.exact else f"median stderr {torch.as_tensor(self.stderr).median():.2g}"
             return f"{self.name} {tuple(self.value.shape)}, mean {self.value.mean():.4g}, {how}"
         return f"{self.name} {show(float(self.value), float(self.stderr))}"
+
+    __repr__ = __str__  # parts and samples would fill a screen
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
@@ -243,6 +250,19 @@ def show(value: float, stderr: float = 0.0) -> str:
         size = math.floor(math.log10(max(abs(value), stderr)))
         return f"{value:.{max(digits + size, 0)}e} +- {stderr:.1e}"
     return f"{value:.{max(digits, 0)}f} +- {stderr:.{max(digits, 0)}f}"
+
+
+def told_apart(low: float, high: float) -> int:
+    """How many digits show where two ends of an interval differ: two of their difference, three to ten in all.
+
+    Example:
+        >>> told_apart(1.0, 2.0), told_apart(0.112907, 0.112912), told_apart(1.0, 1.0 + 1e-12), told_apart(2.0, 2.0)
+        (3, 7, 10, 4)
+    """
+    size, width = max(abs(low), abs(high)), high - low
+    if not math.isfinite(size) or not width > 0:
+        return 4
+    return min(max(math.ceil(math.log10(size) - math.log10(width)) + 2, 3), 10)
 
 
 def new_axes() -> "Axes":

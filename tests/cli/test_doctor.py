@@ -150,7 +150,7 @@ def test_dropout_attention_frozen_and_unused_weights_are_noted():
             return self.out(self.drop(nn.functional.scaled_dot_product_attention(q, k, v))[:, 0])
 
     found = examine(risk_of(Net()))
-    assert "1 layers, switched off inside products" in found["dropout"].text
+    assert "1 layer, switched off inside products" in found["dropout"].text
     assert "attention by the math kernel" in found["attention"].text
     assert found["frozen"].text.startswith("12 parameters")
     assert "unused.weight" in found["gradient"].text
@@ -381,3 +381,31 @@ def test_doctor_refuses_what_it_cannot_read(study, capsys):
     assert len(lines) == 2
     assert all(line.startswith("ritz doctor: ") for line in lines)
     assert not (study / "ritz-runs").exists()
+
+
+def test_an_error_that_says_what_to_do_needs_no_remedy():
+    batches = [{"x": torch.zeros(3, 5), "y": torch.zeros(3)}]
+    for risk in (
+        ritz.Risk(mlp(), nn.CrossEntropyLoss(), batches),
+        ritz.Risk(mlp(), data=[torch.zeros(3, 5)], batch_loss=lambda model, X: model(X).mean()),
+        risk_of(mlp(Noisy())),
+    ):
+        found = examine(risk)
+        assert not found.healthy
+        assert found.advice() == []
+        assert found.table().title == f"Sequential, {risk.dim} parameters"  # no more is known, and nothing follows it
+    assert examine(risk_of(nn.Linear(7, 3))).advice() == ["loss: make the model run on the data first"]
+
+
+def test_a_checkup_is_one_line_in_a_notebook():
+    assert repr(examine(risk_of(mlp(Noisy())))).startswith("Checkup(Sequential, 75 parameters; not sound: ")
+    assert repr(examine(risk_of(mlp(nn.Tanh())))).endswith("sound: nothing stands against a run)")
+
+
+def test_one_measure_and_one_move_are_counted_as_one():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    regression = ritz.Risk(model, nn.MSELoss(), (torch.ones(24, 5), torch.ones(24, 1)))
+    spectrum, measure, audit = examine(regression, measures=["weight_norm"]).projections
+    assert "scaled to 29 products, 1 such batch, and the work on vectors" in spectrum.how
+    assert measure.how.startswith("1 measure: ")
+    assert audit.how == "the same, and once more with 25 steps for 1 move: permute"

@@ -119,6 +119,9 @@ def test_the_same_run_is_read_back_and_another_is_refused(study, capsys):
     (study / "helper.py").write_text("SIZE = 41\n\n")  # the same file, other data
     assert main(words) == 2
     assert 'solution.data is "40 samples' in capsys.readouterr().err
+    (study / "helper.py").write_text("SIZE = 40\n")
+    assert main([*words, "--test", "study.py:make_test_risk"]) == 2
+    assert "run holds another run: --test was given here and not there; name" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (study / "run").iterdir()} == before
 
 
@@ -206,6 +209,7 @@ def test_a_network_that_has_diverged_is_a_numerical_failure(study, capsys):
             ["study.py:nothing"],
             "study.py has no function 'nothing'; there are: network, data, make_risk,",
         ),
+        (["study.py:make_risc"], "study.py has no function 'make_risc'; did you mean make_risk or make_test_risk?"),
         (["study.py:no_risk"], "study.py:no_risk returned a Sequential, not a ritz.Risk; let it end with"),
         (["study.py:fails"], "study.py:fails failed in line 50: KeyError: 'mnist'; mend it"),
         (["study.py:misfit"], "the model cannot be run on the data: RuntimeError: mat1 and mat2"),

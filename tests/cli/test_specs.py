@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ritz
 from ritz.cli import main, screen, specs
 from ritz.runs import Run
 
@@ -47,7 +48,7 @@ def test_the_page_names_every_exit_status_and_file():
     rows = {row.split("|")[1].strip() for row in text.splitlines() if row.startswith("|")}
     rows |= {status for row in rows for status in row.split(", ")}
     assert {str(s) for s in (screen.DONE, screen.FAILED, screen.REFUSED, screen.INTERRUPTED)} <= rows
-    assert {"`run.json`", "`events.jsonl`", "`arrays.json`, `arrays.safetensors`"} <= rows
+    assert {"`run.json`", "`events.jsonl`", "`arrays.json`, `arrays.safetensors`", "`spectrum.png`"} <= rows
 
 
 @pytest.mark.parametrize("command", SPECS)
@@ -93,3 +94,25 @@ def test_measures_are_words_or_keys_with_or_without_commas():
 def test_no_measure_at_all_is_refused(study, capsys):
     assert main(["measure", "study.py:make_risk", "--measures", "--out", "run"]) == 2
     assert capsys.readouterr().err == "ritz measure: --measures names none; give standard, all, or some by key\n"
+
+
+def test_a_wrong_option_leads_to_the_help_of_its_command(capsys):
+    for words in (["--mesures", "trace"], ["--num-steps", "x"], ["--dtype", "double"]):
+        with pytest.raises(SystemExit):
+            main(["measure", "study.py:make_risk", *words])
+        said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert "ritz measure --help" in said
+        assert "ritz compare" not in said
+    assert "Expected one of ('bfloat16', 'float16', 'float32', 'float64')." in said
+
+
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_version_is_told_by_either_word(word, capsys):
+    assert main([word]) == 0
+    assert capsys.readouterr().out == f"ritz {ritz.__version__}\n"
+
+
+def test_compare_promises_what_it_prints(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "say where the order is beyond the error bars" in " ".join(capsys.readouterr().out.split())

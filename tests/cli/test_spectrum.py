@@ -93,3 +93,9 @@ def test_the_picture_has_a_bar_where_there_are_eigenvalues_and_none_between():
     assert near[0.0] > near[3.7] > 5  # one eigenvalue of 200, and between two rows
     assert near[10.0] > 5
     assert near[7.0] == 0
+
+
+def test_the_picture_says_over_which_width_it_is_smoothed():
+    found = ritz.spectrum(DenseOperator(torch.diag(torch.tensor([0.0, 1.0, 4.0]))))
+    assert found.plot().get_ylabel() == "density, smoothed over 0.04"  # 1 % of the range
+    assert found.plot(width=0.5).get_ylabel() == "density, smoothed over 0.5"

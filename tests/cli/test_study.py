@@ -128,3 +128,9 @@ def test_the_current_folder_stays_what_it_was(tmp_path, monkeypatch):
     with code.open():
         code.risk("mover.py:make")
         assert Path.cwd() == tmp_path
+
+
+def test_classes_are_not_among_the_functions_that_are_offered(tmp_path):
+    (tmp_path / "study.py").write_text("class Net:\n    pass\n\n\ndef build():\n    return Net()\n")
+    with Code().open() as code, pytest.raises(ValueError, match=r"has no function 'x'; there are: build$"):
+        code.risk(f"{tmp_path / 'study.py'}:x")

@@ -52,3 +52,10 @@ def test_an_unknown_measure_without_a_near_one_is_answered_with_all_of_them():
 def test_notes_of_a_table_are_translated_and_cells_are_not():
     table = Table(("a",), [("test= 1",)], notes=("not measured: distance: needs init=",))
     assert typed_notes(table) == Table(("a",), [("test= 1",)], notes=["not measured: distance: needs --init"])
+
+
+def test_what_was_given_in_one_run_and_not_in_the_other_is_said_as_it_is_typed():
+    there = 'run holds another run: test is "797 samples, 9435.67551" there and null here; name another'
+    assert typed(there) == "run holds another run: --test was given there and not here; name another"
+    here = 'run holds another run: init is null there and "4f0ab8... here; name another'
+    assert typed(here) == "run holds another run: --init was given here and not there; name another"

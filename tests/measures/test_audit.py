@@ -80,9 +80,17 @@ def test_nothing_to_nothing_is_unchanged():
 # -------------------------------------------------------------------------------------------------- the audit
 
 
-def test_the_transforms_that_fit_the_network_are_done_and_the_others_named(found):
+def test_the_transforms_that_fit_the_network_are_done(found):
     assert list(found.after) == ["rescale", "permute", "scale_output", "scale_layers"]
-    assert "BatchNorm" in found.refused["batchnorm"]
+
+
+def test_rescaling_before_batchnorm_is_no_matter_where_there_is_none_unless_it_is_asked_for(found):
+    assert found.refused == {}
+    assert "batchnorm" not in str(found)
+    asked = ritz.audit(plain(), measures=["weight_norm"], transforms=["permute", "batchnorm"])
+    assert "no layer is followed by BatchNorm" in asked.refused["batchnorm"]
+    by_batches = ritz.Risk(normalised().model, nn.CrossEntropyLoss(), data(), mode="train")
+    assert "statistics of each batch" in ritz.audit(by_batches, measures=["weight_norm"]).refused["batchnorm"]
 
 
 def test_every_measure_moves_as_the_table_of_measures_says(found):

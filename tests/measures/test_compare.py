@@ -9,7 +9,7 @@ from torch import nn
 
 import ritz
 from ritz.intervals import Binomial, StudentT
-from ritz.measures.compare import Agreement, Ranking, compare
+from ritz.measures.compare import Agreement, Comparison, Ranking, compare
 from ritz.measures.differences import as_found, difference, direction, probability
 from ritz.results import Estimate, from_samples
 
@@ -281,3 +281,23 @@ def test_another_precision_is_noted():
     half = ritz.Risk(model, nn.CrossEntropyLoss(), data(), dtype=torch.float32)
     found = ritz.compare({"a": risk_of(model), "b": half}, measures=["weight_norm"])
     assert found.notes == ("a and b differ: CrossEntropy, eval mode, float64, and CrossEntropy, eval mode, float32",)
+
+
+@pytest.mark.parametrize(
+    ("measured", "drawn"),
+    [
+        (["weight_norm", "margin_median"], ["weight_norm", "margin_median"]),  # none of the usual ones
+        (["trace", "weight_norm"], ["trace", "weight_norm"]),
+        (["train_loss", "train_error", "weight_norm", "trace", "margin_median"], ["trace"]),
+        (["train_loss", "train_error", "weight_norm", "margin_q10", "margin_median"],
+         ["train_loss", "train_error", "weight_norm", "margin_q10"]),
+    ],
+)  # fmt: skip
+def test_all_measures_are_drawn_where_they_are_few_and_the_usual_ones_of_many(measured, drawn):
+    found = compare({"a": risk_of(network(0.0, steps=5)), "b": risk_of(network(0.1, steps=5))}, measures=measured)
+    assert [ax.get_title() for ax in found.plot().axes] == drawn
+
+
+def test_a_comparison_without_a_common_measure_cannot_be_drawn():
+    with pytest.raises(ValueError, match="there is nothing to draw: no measure was taken on every solution"):
+        Comparison(measurements={}, rankings={}).plot()

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import ritz
+from ritz.measures.compare import ranked
 from ritz.measures.outputs import Outputs
+from ritz.measures.registry import MEASURES
 from ritz.report import build
 
 LIMIT = 3_000_000  # bytes of a page
@@ -271,3 +273,25 @@ def test_numbers_that_are_no_numbers_do_not_stop_a_chart(browser, tmp_path):
     assert "NaN" not in browser.run("[...document.querySelectorAll('.stage svg')].map(s => s.outerHTML).join('')")
     browser.click(f"{chart(browser, 'Loss')} [data-log=y]")
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [1280, 690, 390])
+def test_key_figures_leave_no_cell_empty(browser, tmp_path, width):
+    for count in (4, 7):
+        figures = [ritz.Estimate(name=f"figure {n}", value=float(n), exact=True) for n in range(count)]
+        browser.open(build(*figures).write(tmp_path / "page.html"), width=width)
+        ends = browser.run(
+            "(() => { const rows = {}; for (const tile of document.querySelectorAll('.tile')) { "
+            "const r = tile.getBoundingClientRect(); rows[r.top] = Math.max(rows[r.top] || 0, r.right); } "
+            "return Object.values(rows); })()"
+        )
+        assert max(ends) - min(ends) < 2  # every row of tiles reaches the right edge
+
+
+def test_four_solutions_with_long_names_fit_on_a_laptop(browser, tmp_path, results):
+    one = results.comparison.measurements["half"]
+    names = [f"weight decay {decay}" for decay in ("0", "0.0001", "0.0005", "0.005")]
+    found = ranked(dict.fromkeys(names, one), [MEASURES[key] for key in one])
+    browser.open(build(found).write(tmp_path / "page.html"), width=1280)
+    assert browser.run("(() => { const box = document.querySelector('.compared').parentNode; "
+                       "return box.scrollWidth - box.clientWidth; })()") == 0  # fmt: skip

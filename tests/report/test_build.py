@@ -293,3 +293,15 @@ def test_building_a_page_changes_no_result(results):
 
 def test_the_same_results_make_the_same_page(results):
     assert build(*results.all()).to_html() == build(*results.all()).to_html()
+
+
+def test_a_key_figure_lies_within_the_interval_below_it():
+    found = ritz.Estimate(name="sharpness", value=1251.82951, bracket=(1251.829498, 1251.829523))
+    text = build(found).to_html()
+    assert '<dd class="value">1,251.829510</dd><dd class="range">1,251.829498 to 1,251.829523</dd>' in text
+
+
+def test_a_table_of_ones_own_has_its_title_once():
+    text = build(Table(("a",), [("1",)], title="My table")).to_html()
+    assert "<h2>My table</h2>" in text
+    assert "<caption>" not in text

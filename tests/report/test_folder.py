@@ -1,12 +1,15 @@
 """A run folder becomes a page; what is no run is refused with one line and the remedy."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import ritz
 from ritz.cli.report import run as command
+from ritz.doctor import Checkup
+from ritz.doctor.checkup import Finding, Projection, Trial
 from ritz.report import of_run
 from ritz.runs import Run
 
@@ -53,15 +56,49 @@ def test_a_comparison_that_was_stopped_shows_what_was_known(tmp_path, results):
     assert "Measures" in sections(tmp_path / "one")
 
 
-def test_other_commands_and_logs_are_told(tmp_path, results):
-    checkup = {"findings": [{"name": "linear", "status": "good", "text": "<b>", "remedy": None}], "routes": [], "x": 1}
+def test_other_commands_and_logs_are_told(tmp_path, results, checkup):
     rows = [{"step": step, "loss": 1.0 / (step + 1)} for step in range(5)]
     with Run.start(tmp_path / "run", "doctor", {}) as run:
-        run.keep(checkup=checkup, training=rows, spectrum=results.measurement.spectrum, other={"a": 1})
+        run.keep(checkup=checkup.plain(), training=rows, spectrum=results.measurement.spectrum, other={"a": 1})
     page = of_run(tmp_path / "run")
     assert {"What was checked", "Training", "Spectrum"} <= {section.title for section in page.sections}
     assert "&lt;b&gt;" in page.to_html()
     assert "other is in the folder and not on this page" in page.to_html()
+
+
+@pytest.fixture
+def checkup():
+    """What `ritz doctor` finds on a small network, one thing of it not sound."""
+    found = (Finding("linear", "failed", "<b> by 4.0e-07", "try dtype=torch.float64"), Finding("finite", "ok", "all"))
+    return Checkup(
+        model="Net, 4 parameters", convention="", findings=found,
+        trials=(Trial("forward", 0.02, 8, 3e-7, 4e-7, chosen=True), Trial("reverse", error="no second derivative")),
+        projections=(Projection("spectrum", 75.0, 3.664e6, "8 products took 7 ms"),),
+    )  # fmt: skip
+
+
+def test_a_checkup_is_told_in_the_words_of_the_terminal(tmp_path, checkup):
+    with Run.start(tmp_path / "run", "doctor", {}) as run:
+        run.keep(checkup=checkup.plain())
+    text = of_run(tmp_path / "run").to_html()
+    assert sections(tmp_path / "run")[:4] == ["Overview", "What was checked", "Ways to multiply", "Time and memory"]
+    assert "<p>Not sound: numbers would be wrong, or none.</p>" in text
+    assert "<th>seen</th><th>to do</th>" in text
+    assert "<td>&lt;b&gt; by 4.0·10⁻⁷</td><td>try dtype=torch.float64</td>" in text
+    assert "<td>forward route *</td>" in text
+    assert "<td>no second derivative</td>" in text
+    assert '<td class="number">about 75 s</td><td class="number">3.5 MiB</td>' in text
+    assert "<caption>" not in text  # the heading of the section says it
+
+
+def test_a_checkup_that_was_stopped_is_not_called_sound(tmp_path, checkup):
+    sound = replace(checkup, findings=checkup.findings[1:])
+    with Run.start(tmp_path / "run", "doctor", {}) as run:
+        run.keep(checkup=sound.plain())
+        run.end("interrupted", "stopped by the keyboard at 43 %")
+    text = of_run(tmp_path / "run").to_html()
+    assert "This run is not complete" in text
+    assert "Sound" not in text
 
 
 def test_the_command_writes_the_page_into_the_folder_and_says_so(folder, capsys):
@@ -121,7 +158,8 @@ def test_a_file_of_the_user_is_not_overwritten(folder, tmp_path, capsys):
     thesis = tmp_path / "thesis.html"
     thesis.write_text("<html>mine</html>")
     assert command(folder, thesis) == 2
-    assert "is no page of ritz" in capsys.readouterr().err
+    said = f"ritz report: {thesis} is there and is no page of ritz: name another file, or remove it\n"
+    assert capsys.readouterr().err == said
     assert thesis.read_text() == "<html>mine</html>"
     assert command(folder, tmp_path) == 2
     assert "is a folder: name a file" in capsys.readouterr().err

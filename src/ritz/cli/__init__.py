@@ -1,7 +1,7 @@
 """The command line: parse, make one library call, write files. No numerics, and no torch before there is work to do."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ def _demo(
     """Train one small network on scikit-learn's digits at four weight decays and measure the curvature of each.
 
     Prints a table of gaps and measures with their errors and what it says; writes a run folder with a page that opens
-    in a browser, the table (JSON), the spectra and a figure. Well under a minute.
+    in a browser, the table (JSON), the spectra and a figure. Under a minute.
 
     Args:
         out: Folder of the run. The same run in it is read back, another is refused.
@@ -140,15 +140,24 @@ def main(args: Sequence[str] | None = None) -> int:
             return INTERRUPTED
 
 
+COMMANDS: dict[str, Callable[..., int | Common]] = {
+    "demo": _demo, "measure": MeasureSpec, "compare": CompareSpec, "spectrum": SpectrumSpec, "doctor": DoctorSpec,
+    "reproduce": _reproduce, "report": _report, "version": _version,
+}  # fmt: skip
+
+
 def _main(args: Sequence[str] | None) -> int:
-    app = tyro.extras.SubcommandApp()
-    app.command(name="demo")(_demo)
-    app.command(name="measure")(MeasureSpec)
-    app.command(name="compare")(CompareSpec)
-    app.command(name="spectrum")(SpectrumSpec)
-    app.command(name="doctor")(DoctorSpec)
-    app.command(name="reproduce")(_reproduce)
-    app.command(name="report")(_report)
-    app.command(name="version")(_version)
-    typed: int | Common = app.cli(prog="ritz", description=DESCRIPTION, args=args)
+    words = list(sys.argv[1:] if args is None else args)
+    typed = _version() if words == ["--version"] else _typed(words)
     return _run(typed) if isinstance(typed, Common) else typed
+
+
+def _typed(words: list[str]) -> int | Common:
+    """What the words ask for; a command is parsed by itself, so that a wrong option leads to the help of that one."""
+    if words and words[0] in COMMANDS:
+        return tyro.cli(COMMANDS[words[0]], prog=f"ritz {words[0]}", args=words[1:])
+    app = tyro.extras.SubcommandApp()
+    for name, command in COMMANDS.items():
+        app.command(name=name)(command)
+    typed: int | Common = app.cli(prog="ritz", description=DESCRIPTION, args=words)
+    return typed

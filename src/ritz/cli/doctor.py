@@ -49,5 +49,4 @@ def answer(results: Mapping[str, Any]) -> Answer:
     findings = tuple(replace(one, text=typed(one.text), remedy=typed(one.remedy)) for one in kept.findings)
     found = replace(kept, findings=findings)
     tables = [found.table(), *([found.costs()] if found.trials else [])]
-    ready = "sound: nothing stands against a run" if found.healthy else "not sound: numbers would be wrong, or none"
-    return Answer([*tables, ready], found.plain(), screen.DONE if found.healthy else screen.FAILED)
+    return Answer([*tables, found.verdict], found.plain(), screen.DONE if found.healthy else screen.FAILED)

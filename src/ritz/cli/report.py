@@ -8,12 +8,14 @@ from pathlib import Path
 def run(folder: Path, out: Path | None = None, as_json: bool = False) -> int:
     """The whole command; returns the exit status."""
     from ..report import of_run
+    from ..report.page import check_target
 
     target = folder / "report.html" if out is None else out
     try:
         if target.is_dir():
             raise ValueError(f"{target} is a folder: name a file with --out, such as {target / 'page.html'}")
         page = of_run(folder)
+        check_target(target)
         try:
             written = page.write(target)
         except OSError as error:

@@ -5,16 +5,22 @@ No torch here: `ritz --help` reads this module.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
-Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 _SCREEN = ("out", "json", "workers", "slurm")  # where the answer goes, and how it is come by: no part of what a run is
 
 Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 Function = Annotated[str | None, arg(metavar="FILE.py:FUNCTION", help_behavior_hint="")]
+_DTYPE = PrimitiveConstructorSpec[Any](  # tyro's own would offer None as a word, and in no order
+    nargs=1, metavar="float32|float64|...", instance_from_str=lambda words: words[0],
+    is_instance=lambda value: value is None or value in get_args(Dtype), str_from_instance=lambda value: [str(value)],
+    choices=get_args(Dtype),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,7 @@ class Common:
     """A function of yours that returns a ritz.Risk. Your file is imported, which runs the code in it."""
     device: Annotated[str | None, arg(metavar="cpu|cuda|...", help_behavior_hint="")] = None
     """Where to compute, if not where the risk is."""
-    dtype: Annotated[Dtype | None, arg(metavar="float32|float64|...", help_behavior_hint="")] = None
+    dtype: Annotated[Dtype | None, _DTYPE, arg(help_behavior_hint="")] = None
     """In which precision, if not that of the risk."""
     seed: int = 0
     """Of the probes; torch's generators are seeded with it, too, before your function is called."""
@@ -81,7 +87,7 @@ class MeasureSpec(Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSpec(Outcome):
-    """Rank checkpoints of one model by each measure, with the probability that the order is real."""
+    """Rank checkpoints of one model by each measure, and say where the order is beyond the error bars."""
 
     weights: Annotated[tuple[Path, ...], arg(metavar="FILE FILE ...")]
     """Two or more files of weights, .safetensors or .pt."""

@@ -4,8 +4,10 @@ Every refusal is a ValueError or OSError of one line that says what to do.
 """
 
 import contextlib
+import difflib
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,10 +90,7 @@ class Code:
         module = self._module(place.file)
         function = getattr(module, place.function, None)
         if not callable(function):
-            own = [
-                n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-            ]
-            raise ValueError(f"{place.file} has no function {place.function!r}; there are: {_list(own)}")
+            raise ValueError(f"{place.file} has no function {place.function!r}; {_near(place.function, module)}")
         torch.manual_seed(self.seed)
         with _as_theirs(place.file, f"{place} failed"):
             made = function()
@@ -118,6 +117,13 @@ class Code:
         with _as_theirs(file, f"{file} cannot be loaded"):
             spec.loader.exec_module(module)
         return module
+
+
+def _near(name: str, module: ModuleType) -> str:
+    """The functions of a module that may have been meant, or all."""
+    own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+    near = difflib.get_close_matches(name, own, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are: {_list(own)}"
 
 
 @contextlib.contextmanager

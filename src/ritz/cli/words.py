@@ -31,6 +31,8 @@ _RULES = (
     (re.compile(rf"(?<![\w.-])({_NUMBERS})=(?=\d)"), r"--\1 "),
     (re.compile(rf"(?<![\w.-])({_CHECKED})(?= must be\b)"), r"--\1"),
     (re.compile(r"(?<![\w.-])(num_steps|num_probes)(?![\w=])"), r"--\1"),
+    (re.compile(r'(?<![\w.-])(test|init) is "[^;]* there and null here'), r"--\1 was given there and not here"),
+    (re.compile(r'(?<![\w.-])(test|init) is null there and "[^;]* here'), r"--\1 was given here and not there"),
     (re.compile(r"two measures have one key: (.*)"), r"--measures has a key twice: \1; give each once"),
     (re.compile(r"--num_(steps|probes)"), r"--num-\1"),
 )

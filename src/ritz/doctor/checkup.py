@@ -106,6 +106,8 @@ class Checkup:
         >>> found = Checkup(model="Linear, 4 parameters", convention="", findings=(Finding("loss", "ok", "0.69"),))
         >>> found.healthy, found.advice()
         (True, [])
+        >>> found
+        Checkup(Linear, 4 parameters; sound: nothing stands against a run)
     """
 
     model: str
@@ -118,6 +120,11 @@ class Checkup:
     def healthy(self) -> bool:
         """Whether nothing failed."""
         return not any(finding.status == "failed" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """Whether a run would be sound, as a sentence."""
+        return "sound: nothing stands against a run" if self.healthy else "not sound: numbers would be wrong, or none"
 
     def __getitem__(self, name: str) -> Finding:
         found = {finding.name: finding for finding in self.findings}
@@ -135,7 +142,8 @@ class Checkup:
         """Every finding."""
         rows = [(finding.name, finding.status, finding.text) for finding in self.findings]
         notes = [f"to do: {line}" for line in self.advice()]
-        return Table(("what", "status", "seen"), rows, title=f"{self.model}; {self.convention}", notes=notes)
+        title = "; ".join(filter(None, (self.model, self.convention)))
+        return Table(("what", "status", "seen"), rows, title=title, notes=notes)
 
     def costs(self) -> Table:
         """Routes and projections."""
@@ -143,6 +151,20 @@ class Checkup:
         rows = [(f"ritz {p.command}", *p.shown, p.how) for p in self.projections]
         rows += [(_route_name(trial), *_route_cells(trial)) for trial in self.trials]
         return Table(header, rows, title="what it takes", numeric=(1, 2))
+
+    def tables(self) -> list[Table]:
+        """Findings, routes and projections for a page, each in a table of its own, as far as they are there."""
+        columns = 4 if self.advice() else 3
+        seen = [(one.name, one.status, one.text, one.remedy)[:columns] for one in self.findings]
+        routes = [(_route_name(trial), *_route_cells(trial)[::2], *_route_errors(trial)) for trial in self.trials]
+        costs = [(f"ritz {p.command}", *p.shown, p.how) for p in self.projections]
+        made = [
+            Table(("what", "status", "seen", "to do")[:columns], seen, title="What was checked"),
+            Table(("route", "time", "how", "not symmetric by", "not linear by"), routes, title="Ways to multiply",
+                  numeric=(1, 3, 4)),
+            Table(("command", "time", "memory", "how"), costs, title="Time and memory", numeric=(1, 2)),
+        ]  # fmt: skip
+        return [table for table in made if table.rows]
 
     def plain(self) -> dict[str, Any]:
         """As a tree of numbers and text."""
@@ -164,6 +186,9 @@ class Checkup:
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.costs()}" if self.projections else str(self.table())
 
+    def __repr__(self) -> str:
+        return f"Checkup({self.model}; {self.verdict})"
+
 
 def _route_name(trial: Trial) -> str:
     return f"{trial.route} route{' *' if trial.chosen else ''}"
@@ -172,8 +197,22 @@ def _route_name(trial: Trial) -> str:
 def _route_cells(trial: Trial) -> tuple[str, str, str]:
     if trial.seconds is None:
         return "-", "", trial.error
-    how = f"{trial.rows} products on one batch{'; * the one that is taken' if trial.chosen else ''}"
-    return f"{1e3 * trial.seconds:.3g} ms", "", how
+    how = f"{count(trial.rows, 'product')} on one batch{'; * the one that is taken' if trial.chosen else ''}"
+    return f"{1e3 * trial.seconds:.3g} ms" if trial.seconds < 1 else f"{trial.seconds:.3g} s", "", how
+
+
+def _route_errors(trial: Trial) -> list[str]:
+    return ["" if error is None else f"{error:.1e}" for error in (trial.asymmetry, trial.nonlinearity)]
+
+
+def count(number: int, thing: str) -> str:
+    """How many there are of a thing.
+
+    Example:
+        >>> count(1, "measure"), count(2, "measure")
+        ('1 measure', '2 measures')
+    """
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def size(number: float) -> str:

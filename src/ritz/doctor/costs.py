@@ -23,7 +23,7 @@ from ..measures.registry import resolve
 from ..measures.row import Measure
 from ..operators.risk_operator import RiskOperator
 from ..risk import Risk
-from .checkup import Projection
+from .checkup import Projection, count
 
 _ENOUGH = 0.2  # seconds after which a timing is not repeated
 _MOST = 5  # repeats of a timing
@@ -180,16 +180,17 @@ def project(risk: Risk, seen: Measured, measures: Any, num_steps: int, num_probe
     dim, row = risk.dim, risk.dim * torch.finfo(risk.dtype).bits / 8
     memory = seen.product_bytes + spectrum_rows(dim, num_probes) * row
     run = spectrum_seconds(seen.hessian, seen.projection, dim, num_steps, num_probes)
-    many = f"{seen.hessian.chunk} products on a batch of {seen.batch_size}"
+    many = f"{count(seen.hessian.chunk, 'product')} on a batch of {seen.batch_size}"
     total = HEAD_BLOCK * HEAD_STEPS + NOISE_PRODUCTS + min(num_steps, dim) * num_probes
     how = (
         f"{many} took {1e3 * seen.hessian.full:.3g} ms; scaled to {dim if _small(dim) else total} products, "
-        f"{seen.hessian.scale:.3g} such batches, and the work on vectors"
+        f"{seen.hessian.scale:.3g} such batch{'' if seen.hessian.scale == 1 else 'es'}, and the work on vectors"
     )
     rows = resolve(measures)
     needs = {r.cost for r in rows}
     seconds = (run if "Hessian" in needs else 0.0) + _beside(rows, seen, dim, num_steps, num_probes)
-    of = f"{len(rows)} measures: {', '.join(sorted(needs))}; a gradient over the data takes {seen.gradient:.2g} s"
+    what = f"{count(len(rows), 'measure')}: {', '.join(sorted(needs))}"
+    of = f"{what}; a gradient over the data takes {seen.gradient:.2g} s"
     return (
         Projection("spectrum", run, memory, how),
         Projection("measure", seconds, memory if needs & {"Hessian", "GGN", "search"} else seen.product_bytes, of),
@@ -216,5 +217,6 @@ def project_audit(
         run = spectrum_seconds(seen.hessian, seen.projection, dim, steps, num_probes)
         turned = 2 * seen.hessian.seconds(VECTORS)
     seconds = whole.seconds + sum(beside + (turned if name in TURNING else run) for name in moves)
-    how = f"the same, and once more with {steps} steps for each of {len(moves)} moves: {', '.join(moves)}"
+    each = "1 move" if len(moves) == 1 else f"each of {len(moves)} moves"
+    how = f"the same, and once more with {steps} steps for {each}: {', '.join(moves)}"
     return Projection("measure --audit", seconds, whole.memory, how)

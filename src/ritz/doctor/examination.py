@@ -19,7 +19,7 @@ from ..operators.hessian import ROUTES, Hessian
 from ..reducers import Mean
 from ..risk import Risk
 from . import costs
-from .checkup import Checkup, Finding, Projection, Trial, size
+from .checkup import Checkup, Finding, Projection, Trial, count, size
 
 Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
 
@@ -139,11 +139,9 @@ class _Examination:
             value = self.risk.loss()
         except NonFiniteError as error:
             self.add("finite", "failed", str(error), "load weights and data that are finite")
-        except UnsupportedError as error:
-            random = "forward pass is random" in str(error)
-            self.add("deterministic" if random else "loss", "failed", str(error), "see above")
-        except ValueError as error:
-            self.add("loss", "failed", str(error), "see above")
+        except (UnsupportedError, TypeError, ValueError) as error:  # whose messages say what to do
+            text = " ".join(str(error).split())
+            self.add("deterministic" if "forward pass is random" in text else "loss", "failed", text)
         except Exception as error:
             text = " ".join(str(error).split())
             self.add("loss", "failed", f"{type(error).__name__}: {text}", "make the model run on the data first")
@@ -156,12 +154,12 @@ class _Examination:
     def _data(self) -> None:
         """What is worth knowing of the data."""
         batches = self.risk.batches
-        count = f"{batches.num_samples} samples"
+        samples = count(batches.num_samples, "sample")
         if not batches.ordered:
-            self.add("data", "note", f"{count}; the loader shuffles: numbers of single samples cannot be paired")
+            self.add("data", "note", f"{samples}; the loader shuffles: numbers of single samples cannot be paired")
         else:
             where = "kept on the device" if batches.cached else "streamed at every product"
-            self.add("data", "ok", f"{count}, the same on every walk, {where}")
+            self.add("data", "ok", f"{samples}, the same on every walk, {where}")
 
     def _repeats(self, first: Batch) -> None:
         """Two evaluations of one batch, loss and gradient, to the bit."""
@@ -200,7 +198,7 @@ class _Examination:
             how = (
                 "on, one mask for each batch held for all products" if risk.dropout else "switched off inside products"
             )
-            self.add("dropout", "note", f"{len(drops)} layers, {how}")
+            self.add("dropout", "note", f"{count(len(drops), 'layer')}, {how}")
         if risk.notes:
             self.add("attention", "note", f"{', '.join(risk.notes)}: fused kernels have no second derivative")
         frozen = sum(p.numel() for p in risk.model.parameters() if not p.requires_grad)
@@ -225,19 +223,19 @@ class _Examination:
         """Which statistics, and whether they were ever learned."""
         if not norms:
             return
-        count = f"{len(norms)} BatchNorm layers"
+        layers = count(len(norms), "BatchNorm layer")
         if self.risk.mode == "train":
-            self.add("BatchNorm", "note", f"{count} by the statistics of each batch, which is never split")
+            self.add("BatchNorm", "note", f"{layers} by the statistics of each batch, which is never split")
             return
         state = self.risk.state()
         fresh = [n for n, t in state.items() if n.endswith("num_batches_tracked") and int(t) == 0]
         if fresh:
             self.add(
-                "BatchNorm", "warning", f"{count} by running statistics, {len(fresh)} of which were never updated",
+                "BatchNorm", "warning", f"{layers} by running statistics, {len(fresh)} of which were never updated",
                 "load the buffers with the weights, walk the data once in train mode, or use mode='train'",
             )  # fmt: skip
         else:
-            self.add("BatchNorm", "ok", f"{count} by their running statistics (eval mode)")
+            self.add("BatchNorm", "ok", f"{layers} by their running statistics (eval mode)")
 
     # --------------------------------------------------------------------------------------- the products
 
@@ -379,7 +377,7 @@ class _Examination:
             self.add("device", "note", "there is a GPU, and the risk is on the CPU", "device='cuda'")
         if first.size < min(_FEW, self.risk.num_samples):
             self.add(
-                "batches", "note", f"batches of {first.size} samples: the overhead of each pass is felt",
+                "batches", "note", f"batches of {count(first.size, 'sample')}: the overhead of each pass is felt",
                 "give larger batches; micro_batch splits those that do not fit",
             )  # fmt: skip
         self._faster_route()

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checkpoint import Checkpoint, Saved, as_checkpoint
 from ..errors import StoppedError, UnsupportedError
@@ -271,6 +271,8 @@ def audit(
     if before is not None:
         before = _of_this(before, risk, rows, settings)
     places, refused = places_of(risk, names, strength, seed)
+    if transforms is None and not _normalises(risk):
+        refused.pop("batchnorm", None)  # there is nothing to explain
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"no transform fits this network. {reasons}")
@@ -369,6 +371,11 @@ def _named(transforms: str | Sequence[str] | None) -> list[str]:
     if unknown := [name for name in names if name not in TRANSFORMS]:
         raise ValueError(f"no transform is named {unknown[0]!r}; there are: {', '.join(TRANSFORMS)}")
     return names
+
+
+def _normalises(risk: Risk) -> bool:
+    """Whether there is a BatchNorm in the network."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in risk.model.modules())
 
 
 def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings: Settings) -> Measurement:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # of many measures
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ranking:
     """The order of the solutions by one measure.
@@ -171,16 +174,24 @@ class Comparison(Mapping[str, Ranking]):
         return Table(header, rows, notes=self.notes, numeric=range(3, 3 + len(self.measurements)))
 
     def plot(self, keys: Sequence[str] | None = None) -> "Figure":
-        """The values of each solution with their 95 % intervals, a panel for each measure."""
+        """The values of each solution with their 95 % intervals, a panel for each measure: four of them if not said."""
         from ..report.figures import row_of_axes
 
-        keys = list(keys or [key for key in ("gap_loss", "trace", "spectral_norm", "metric_a") if key in self.rankings])
+        keys = list(keys or self._drawn())
+        if not keys:
+            raise ValueError("there is nothing to draw: no measure was taken on every solution")
         figure, axes = row_of_axes(len(keys), width=3.2)
         for key, ax in zip(keys, axes, strict=True):
             for name, found in self.measurements.items():
                 replace(found[key], name=name).plot(ax)
             ax.set(title=key, ylabel="")
         return figure
+
+    def _drawn(self) -> list[str]:
+        """The measures that are drawn at first: all where there are few."""
+        there = list(self.rankings)
+        usual = [key for key in _DRAWN if key in there]
+        return there if len(there) <= len(_DRAWN) else usual or there[: len(_DRAWN)]
 
     def __str__(self) -> str:
         return str(self.table())

@@ -1,7 +1,6 @@
 """`ritz.measure`: all measures of one solution, from runs that they share."""
 
 import contextlib
-import math
 import os
 import time
 import warnings
@@ -17,7 +16,7 @@ from ..checkpoint import Checkpoint, Saved, as_checkpoint
 from ..errors import NonFiniteError, NumericalWarning, RankError, StateError, StoppedError, UnsupportedError
 from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
-from ..results import Estimate
+from ..results import Estimate, told_apart
 from ..risk import Risk
 from ..storage import equal, save
 from ..tables import Table
@@ -397,6 +396,5 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
     low, high = (float(end) for end in estimate.interval())
     if low == high:
         return estimate.shown(), "exact"
-    size, width = max(abs(end) for end in (low, high)), high - low
-    digits = min(max(math.ceil(math.log10(size / width)) + 2, 3), 10) if math.isfinite(width) else 4
+    digits = told_apart(low, high)
     return estimate.shown(), f"{low:.{digits}g} to {high:.{digits}g}"

@@ -172,7 +172,8 @@ class Operator(ABC):
         return self * (1.0 / _number(divisor, "a divisor of"))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(dim={self.dim}, {self.convention()})"
+        kind = type(self).__name__
+        return f"{kind}(dim={self.dim}, {self.convention().removeprefix(f'{kind}, ')})"
 
 
 def _kind(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ def _sections(found: _Found, settings: Mapping[str, Any], notes: Sequence[str]) 
     if found.log is not None and found.log.rows:
         made.append(training.section(found.log))
     made += [_values(e) for e in found.numbers if e.many]
-    made += [Section(table.title, [table]) for table in found.tables]
+    made += [Section(table.title, [replace(table, title="")]) for table in found.tables]
     if found.measurement is not None and found.measurement.seconds:
         made.append(about.cost_section(found.measurement))
     if settings or found.measurement is not None:

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..loggers import Memory
 from ..measures.measure import Measurement
@@ -13,6 +14,9 @@ from ..tables import Table
 from .build import build, known_kinds
 from .numerals import typeset
 from .page import Page
+
+if TYPE_CHECKING:
+    from ..doctor import Checkup
 
 _SETTINGS = (
     "command",
@@ -26,7 +30,6 @@ _SETTINGS = (
     "times",
     "fingerprint",
 )
-_CHECKUP = {"findings": "What was checked", "routes": "Ways to multiply", "projections": "Time and memory"}
 
 
 def of_run(folder: str | os.PathLike[str]) -> Page:
@@ -62,7 +65,10 @@ def _page(run: Run) -> Page | None:
         if name == "training":
             results.append(_log(result))
         elif name == "checkup" and isinstance(result, Mapping):
-            results += _checkup(result)
+            checkup = _checkup(result)
+            results += [_typeset(table) for table in checkup.tables()]
+            if run.state == "done" or not checkup.healthy:
+                notes.append(f"{checkup.verdict[0].upper()}{checkup.verdict[1:]}.")
         elif name == "measurements" and isinstance(result, Mapping):
             results += _measurements(result)
         elif isinstance(result, known_kinds()):
@@ -124,22 +130,15 @@ def _log(rows: Sequence[Mapping[str, float]]) -> Memory:
     return memory
 
 
-def _checkup(found: Mapping[str, Any]) -> list[Table]:
-    """What `ritz doctor` found, as tables."""
-    tables = []
-    for key, title in _CHECKUP.items():
-        rows = [row for row in found.get(key, ()) if isinstance(row, Mapping)]
-        if rows:
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            cells = [[_cell(row.get(name, "")) for name in names] for row in rows]
-            tables.append(Table([name.replace("_", " ") for name in names], cells, title=title))
-    return tables
+def _checkup(found: Mapping[str, Any]) -> "Checkup":
+    """What `ritz doctor` found."""
+    from ..doctor import Checkup
+
+    return Checkup.of(dict(found))
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: ""}[value]
-    return typeset(f"{value:.4g}") if isinstance(value, float) else str(value)
+def _typeset(table: Table) -> Table:
+    return replace(table, rows=[[typeset(cell) for cell in row] for row in table.rows])
 
 
 def _measurements(found: Mapping[str, Measurement]) -> list[Any]:

@@ -3,7 +3,7 @@
 import math
 import re
 
-from ..results import Estimate
+from ..results import Estimate, told_apart
 from .charts import interval
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -55,17 +55,14 @@ def known(estimate: Estimate) -> str:
     return "exact" if low == high else f"{short(low, digits := told_apart(low, high))} to {short(high, digits)}"
 
 
-def told_apart(low: float, high: float) -> int:
-    """How many digits it takes to see that two numbers differ by this much: two of the difference, four to nine in all.
+def within(estimate: Estimate) -> str:
+    """A number to the digits of its interval where nothing was averaged, and to four where its error is told beside it.
 
     Example:
-        >>> told_apart(1.0, 2.0), told_apart(0.112907, 0.112912), told_apart(1.0, 1.0 + 1e-12)
-        (4, 6, 9)
+        >>> within(Estimate(name="trace", value=1251.82951, bracket=(1251.829498, 1251.829523)))
+        '1,251.829510'
     """
-    size, width = max(abs(low), abs(high)), high - low
-    if not math.isfinite(size) or width <= 0:
-        return 4
-    return min(max(math.ceil(math.log10(size / width)) + 1, 4), 9)
+    return short(float(estimate.value), 4 if estimate.stderr else told_apart(*interval(estimate)))
 
 
 def error(estimate: Estimate) -> str:

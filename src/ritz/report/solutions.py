@@ -9,7 +9,7 @@ from ..measures.row import EVERY, NONE, SAME_FUNCTION
 from ..results import Estimate
 from .charts import interval
 from .markup import Markup, element, joined
-from .numerals import known, short, typeset
+from .numerals import known, typeset, within
 from .page import Block, Section
 from .spectra import parts_chart
 
@@ -46,7 +46,7 @@ def tiles(figures: Sequence[tuple[str, Estimate]]) -> Markup:
     """
     made = []
     for name, estimate in figures:
-        value = element("dd", short(float(estimate.value)), class_="value")
+        value = element("dd", within(estimate), class_="value")
         range_ = element("dd", known(estimate), class_="range")
         made.append(element("div", element("dt", name), value, range_, class_="tile"))
     return element("dl", *made, class_="tiles")

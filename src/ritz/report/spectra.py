@@ -113,7 +113,7 @@ def _outliers(one: Spectrum) -> Chart | None:
     return Chart(
         title="Outliers", label="Absolute value of the locked eigenvalues by rank",
         x={"label": "rank"}, y={"label": "|eigenvalue|", "log": True, "toggle": True}, series=sides, hover="point",
-        caption=f"The {len(values)} locked eigenvalues, largest first. Bars: there is an eigenvalue this near.",
+        caption=f"The {len(values)} locked eigenvalues, largest first. Bars: an eigenvalue lies within this distance.",
         height=250,
     )  # fmt: skip
 
