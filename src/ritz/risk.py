@@ -48,6 +48,7 @@ class Risk:
     Args:
         model: Any module. Its weights are read live; nothing of it is ever changed. Writing to `weight.data` goes
             unnoticed by torch's version counters, and so by copies in another precision: use `torch.no_grad()` instead.
+            Of data that is changed so, or through NumPy, what is kept for products on a GPU does not learn.
         loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), a callable(output, target) that gives the
             mean over the batch, or a `ritz.Loss`.
         data: A tuple of tensors (X, y), a DataLoader, or a re-iterable of batches.

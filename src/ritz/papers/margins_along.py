@@ -321,6 +321,8 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
         points = row["points"]
         for right, colour, word in ((1, "C0", "correct"), (0, "C1", "incorrect")):
             picked = [place for place, flag in enumerate(points["correct"]) if flag == right]
+            if not row[word]:
+                continue
             x, y = ([points[name][place] for place in picked] for name in ("aceht", "trace"))
             r = float(row["aceht"][word]["r"])
             ax.scatter(x, y, s=6, lw=0, alpha=0.6, color=colour, label=f"{row[word]} {word}: r = {r:.2f}")
