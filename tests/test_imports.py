@@ -71,7 +71,7 @@ ALLOWED = {
     "batches risk linearity operators krylov",
     "rmt": RESULTS,
     "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses layers batches "
-    "modes risk linearity operators krylov estimators rmt",
+    "modes risk linearity operators krylov estimators rmt weight_norms",
     "transforms": "measures",
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",

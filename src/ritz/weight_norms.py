@@ -8,7 +8,7 @@ has none.
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 # who calls the kernel by this name: parametrizations.weight_norm, and the older hook, whose module hides behind it
 _CALLERS: tuple[Any, ...] = (torch, sys.modules["torch.nn.utils.weight_norm"])
+KERNEL = torch._weight_norm  # one operation, by which a weight is known to be normalised
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -32,8 +33,8 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 @contextlib.contextmanager
-def smooth_weight_norms() -> Iterator[None]:
-    """Inside, weights are normalised by `weight_norm`.
+def smooth_weight_norms(by: Callable[..., Tensor] = weight_norm) -> Iterator[None]:
+    """Inside, weights are normalised by `weight_norm`, or by torch's own kernel where that is given.
 
     Example:
         >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1))
@@ -41,11 +42,11 @@ def smooth_weight_norms() -> Iterator[None]:
         ...     layer.weight.grad_fn.name()
         'MulBackward0'
     """
-    own = [caller._weight_norm for caller in _CALLERS]
+    before = [caller._weight_norm for caller in _CALLERS]
     try:
         for caller in _CALLERS:
-            caller._weight_norm = weight_norm
+            caller._weight_norm = by
         yield
     finally:
-        for caller, kernel in zip(_CALLERS, own, strict=True):
+        for caller, kernel in zip(_CALLERS, before, strict=True):
             caller._weight_norm = kernel

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import ritz
 from ritz import loggers, storage
 from ritz.cli.study import read_weights
+from ritz.doctor import Checkup, Finding
 from ritz.locks import lock, unlock
 from ritz.operators import DenseOperator
 from ritz.papers import pages, pool
@@ -282,7 +283,7 @@ def save_papers(folder: Path) -> None:
 
 
 def read_papers(folder: Path) -> Any:
-    return pages.page(pages.read_results(folder), table=())
+    return pages.pages(pages.read_results(folder), table=())
 
 
 def save_run(folder: Path) -> None:
@@ -291,8 +292,8 @@ def save_run(folder: Path) -> None:
     rows = [{"step": step, "loss": 1.0 / (step + 1)} for step in range(3)]
     with Run.start(folder, "spectrum", {"num_steps": 5}, subject={"model": "Net", "num_params": 26}) as run:
         run.event("progress", text="head", part=0.5)
-        checkup = {"findings": [{"name": "linear", "status": "good", "text": "<b>", "remedy": None}]}
-        run.keep(spectrum=spectrum, trace=estimate, training=rows, checkup=checkup)
+        checkup = Checkup(model="Net", convention="", findings=(Finding("linear", "ok", "<b>"),))
+        run.keep(spectrum=spectrum, trace=estimate, training=rows, checkup=checkup.plain())
 
 
 def read_run(folder: Path) -> Any:

@@ -116,7 +116,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 
 def test_an_operator_shows_its_dimension_and_convention():
     H = ritz.Hessian(cases.problem("mlp_mse").risk(), route="forward")
-    assert repr(H) == "Hessian(dim=32, Hessian, mean over 11 samples, eval mode, float64, forward route)"
+    assert repr(H) == "Hessian(dim=32, mean over 11 samples, eval mode, float64, forward route)"
 
 
 def test_an_operator_must_say_how_it_acts():

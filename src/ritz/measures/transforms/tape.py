@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...batches import tensors_of
 from ...linearity import CONSTANT, LINEAR, packet_name
 from ...risk import Params, Risk
+from ...weight_norms import KERNEL, smooth_weight_norms
 from .degrees import CONST, ZERO, Exponent, Factor, Norm, Step, Tape, Weight
 
 Axes = tuple[int | None, int | None]  # dimensions of a factor along which features come in and go out
@@ -39,7 +40,7 @@ def trace(risk: Risk) -> Tape:
     # copies: two parameters that are views of one buffer are still two parameters
     state = {name: tensor.clone() for name, tensor in risk.state().items()}
     own = [name for name, _ in risk.model.named_parameters()]
-    with risk.session(), _Tracer(state, own) as tracer:
+    with risk.session(), smooth_weight_norms(KERNEL), _Tracer(state, own) as tracer:
         out = risk.total(state, batch) if risk.opaque else risk.output(state, batch)
     shapes = {name: tensor.shape for name, tensor in state.items()}
     return Tape(tuple(tracer.steps), tracer.names, shapes, tracer.value(out))
