@@ -243,7 +243,7 @@ class Held:
                 return done
         self._stands()
         results, entry = Results(make()), self._found.get(place)
-        size = sum(x.numel() * x.element_size() for x in results)
+        size = bytes_of(results)
         if entry is not None:
             for old, new in zip(entry.results, results, strict=True):
                 old.copy_(new)
@@ -275,6 +275,16 @@ def versions_of(tensors: Iterable[Tensor]) -> tuple[int, ...]:
         False
     """
     return tuple([0 if x.is_inference() else x._version for x in tensors])
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Their size.
+
+    Example:
+        >>> bytes_of([torch.ones(2, 3, dtype=torch.float64)])
+        48
+    """
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

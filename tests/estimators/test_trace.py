@@ -7,6 +7,7 @@ from torch import nn
 
 import ritz
 from ritz.errors import UnsupportedError
+from ritz.estimators.trace import _LeftOut
 from ritz.operators import DenseOperator
 
 SAMPLED = ("hutchinson", "hutch++", "xtrace")
@@ -230,3 +231,24 @@ def test_small_matrices_are_exact(estimator):
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(operator("flat"))
+
+
+def test_what_xtrace_finds_without_one_or_two_probes_is_that_of_projections_written_out():
+    """P onto the range of A w_k of the probes that are left: Tr P A P + w_i'(I - P) A (I - P) w_i, rescaled."""
+    dim, num = 12, 5
+    g = torch.Generator().manual_seed(0)
+    A, W = torch.randn(dim, dim, generator=g).double(), torch.randn(dim, num, generator=g).double()
+    A = A @ A.T
+    q, r = torch.linalg.qr(A @ W)
+    found = _LeftOut(dim, q.T @ W, r, q.T @ A @ q, (W * (A @ W)).sum(0), W.square().sum(0))
+
+    def sample(i: int, *out: int) -> float:
+        basis = torch.linalg.qr((A @ W)[:, [k for k in range(num) if k not in out]])[0]
+        rest = W[:, i] - basis @ (basis.T @ W[:, i])
+        scale = (dim - num + len(out)) / rest.square().sum()
+        return float((basis.T @ A @ basis).trace() + rest @ A @ rest * scale)
+
+    torch.testing.assert_close(found.one(), torch.tensor([sample(i, i) for i in range(num)]).double())
+    pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
+    truth = torch.tensor([sample(i, i, j) for i, j in pairs]).double()
+    torch.testing.assert_close(torch.stack([found.two()[i, j] for i, j in pairs]), truth)

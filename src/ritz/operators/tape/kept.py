@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...batches import Batch, tensors_of
-from ...held import Grounds, versions_of
+from ...held import Grounds, bytes_of, versions_of
 from ...losses import default_target
 from ...memory import free_memory, is_shortage
 from ...replay import place_of
@@ -259,13 +259,3 @@ def _are_close(mark: Mark, other: Mark) -> bool:
     return all(a.shape == b.shape for a, b in pairs) and all(
         bool((a - b).norm() <= ROUNDING * torch.finfo(b.dtype).eps * b.norm()) for a, b in pairs
     )
-
-
-def bytes_of(tensors: Sequence[Tensor]) -> int:
-    """Their size.
-
-    Example:
-        >>> bytes_of([torch.ones(2, 3, dtype=torch.float64)])
-        48
-    """
-    return sum(x.numel() * x.element_size() for x in tensors)
