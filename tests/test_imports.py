@@ -50,7 +50,8 @@ ALLOWED = {
     "convolutions": "errors",
     "plan": RESULTS,
     "losses": "errors space",
-    "layers": "errors space losses",
+    "captures": "errors",
+    "layers": "errors captures",
     "batches": "errors memory comm loaders reducers space plan",
     "shares": "errors comm batches",
     "sharded": "errors memory comm batches space",
@@ -60,23 +61,23 @@ ALLOWED = {
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
     "walks": "errors memory comm reducers batches shares sharded weights diagnoses",
-    "risk": f"{RESULTS} comm reducers space replay held plan losses layers batches shares sharded modes diagnoses "
+    "risk": f"{RESULTS} comm reducers space replay held plan losses captures batches shares sharded modes diagnoses "
     "soundness weights walks",
-    "linearity": "errors batches layers risk",
-    "operators": f"{RESULTS} memory comm reducers space replay held compilation convolutions plan losses layers "
-    "batches risk",
+    "linearity": "errors batches captures risk",
+    "operators": f"{RESULTS} memory comm reducers space replay held compilation convolutions plan losses captures "
+    "layers batches risk",
     "fingerprints": "errors checkpoint batches risk operators",
     "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
-    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space replay plan losses layers "
-    "batches risk linearity operators krylov",
+    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space replay plan losses captures "
+    "layers batches risk linearity operators krylov",
     "rmt": RESULTS,
-    "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses layers batches "
+    "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses captures batches "
     "modes risk linearity operators krylov estimators rmt weight_norms",
     "transforms": "measures",
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses layers batches sharded modes risk "
-    "operators krylov estimators rmt",
+    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses captures batches sharded modes "
+    "risk operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} pickled provenance nonfinite reading schema files locks tables loggers models modes reducers "
     "replay space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",

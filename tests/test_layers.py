@@ -1,16 +1,13 @@
 """Layer rules against gradients taken one sample and one cotangent at a time."""
 
-from itertools import chain
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ritz import layers
+from ritz.captures import Capture
 from ritz.errors import UnsupportedError
-from ritz.layers import Capture, owners, rule_of, squared_norms, uses, without_rule
-from ritz.risk import Risk
+from ritz.layers import rule_of, sample_gradients
 
 torch.set_default_dtype(torch.float64)
 
@@ -37,18 +34,36 @@ def captured(module: nn.Module, x: torch.Tensor, num: int = 3) -> Capture:
     return Capture("layer", module, x, grad, names, dict(module.named_buffers()))
 
 
-def truth(capture: Capture, size: int) -> dict[str, torch.Tensor]:
-    """Per-sample gradients in full: all rows of the other samples are cut away."""
+def squares(capture: Capture, size: int) -> dict[str, torch.Tensor]:
+    """Squares of per-sample gradients in full, (size, *shape): all rows of the other samples are cut away."""
     rows = len(capture.input) // size
-    found = {name: torch.zeros(size) for name in capture.params.values()}
+    shapes = {name: getattr(capture.module, own).shape for own, name in capture.params.items()}
+    found = {name: torch.zeros(size, *shape) for name, shape in shapes.items()}
     for i in range(size):
         own = slice(i * rows, (i + 1) * rows)
         for cotangent in capture.grad:
             capture.module.zero_grad()
             (capture.module(capture.input[own]) * cotangent[own]).sum().backward()
             for attribute, name in capture.params.items():
-                found[name][i] += getattr(capture.module, attribute).grad.square().sum()
+                found[name][i] += getattr(capture.module, attribute).grad.square()
     return found
+
+
+def norms(capture: Capture, size: int) -> dict[str, torch.Tensor]:
+    return {name: own.norms() for name, own in sample_gradients(capture, size).items()}
+
+
+def entries(capture: Capture, size: int) -> dict[str, torch.Tensor]:
+    return {name: own.entries() for name, own in sample_gradients(capture, size).items()}
+
+
+def check(capture: Capture, size: int) -> None:
+    truth = squares(capture, size)
+    wanted = {name: own.flatten(1).sum(1) for name, own in truth.items()}
+    torch.testing.assert_close(norms(capture, size), wanted, rtol=1e-10, atol=1e-10)
+    wanted = {name: own.sum(0) for name, own in truth.items()}
+    torch.testing.assert_close(entries(capture, size), wanted, rtol=1e-10, atol=1e-10)
+    assert all(float(own.flatten(1).sum(1).min()) > 0 for own in truth.values())
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -94,14 +109,9 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")  # torch's word on the cost
 @pytest.mark.parametrize("name", CASES)
-def test_squared_norms_are_those_of_per_sample_gradients(name):
+def test_squares_of_samples_and_of_entries_are_those_of_per_sample_gradients(name):
     module, x = CASES[name]
-    capture = captured(randomised(module), x)
-    found, wanted = squared_norms(capture, len(x)), truth(capture, len(x))
-    assert found.keys() == wanted.keys()
-    for key in wanted:
-        assert wanted[key].min() > 0
-        torch.testing.assert_close(found[key], wanted[key], rtol=1e-10, atol=1e-10)
+    check(captured(randomised(module), x), len(x))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -109,10 +119,7 @@ def test_squared_norms_are_those_of_per_sample_gradients(name):
 def test_samples_may_have_several_rows_each(name):
     module, x = CASES[name]
     x = torch.cat([x, x.flip(0)])[:6]  # 3 samples of 2 rows
-    capture = captured(randomised(module), x)
-    found, wanted = squared_norms(capture, 3), truth(capture, 3)
-    for key in wanted:
-        torch.testing.assert_close(found[key], wanted[key], rtol=1e-10, atol=1e-10)
+    check(captured(randomised(module), x), 3)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -120,31 +127,30 @@ def test_samples_may_have_several_rows_each(name):
 def test_a_small_workspace_changes_nothing(name, monkeypatch):
     module, x = CASES[name]
     capture = captured(randomised(module), x)
-    whole = squared_norms(capture, len(x))
+    whole = norms(capture, len(x)), entries(capture, len(x))
     monkeypatch.setitem(layers._WORKSPACE, "cpu", 100)
-    for key, value in squared_norms(capture, len(x)).items():
-        torch.testing.assert_close(value, whole[key])
+    torch.testing.assert_close((norms(capture, len(x)), entries(capture, len(x))), whole)
 
 
 def test_only_chosen_parameters_are_looked_at():
     capture = captured(nn.Linear(3, 4), data(5, 3))
     part = Capture("layer", capture.module, capture.input, capture.grad, {"bias": "b"}, {})
-    assert squared_norms(part, 5).keys() == {"b"}
-    torch.testing.assert_close(squared_norms(part, 5)["b"], squared_norms(capture, 5)["layer.bias"])
+    assert norms(part, 5).keys() == {"b"}
+    torch.testing.assert_close(norms(part, 5)["b"], norms(capture, 5)["layer.bias"])
 
 
 def test_rows_that_do_not_hold_the_samples_are_refused():
     with pytest.raises(UnsupportedError, match=r"the input \(5, 3\) of layer does not hold 2 samples"):
-        squared_norms(captured(nn.Linear(3, 4), data(5, 3)), 2)
+        sample_gradients(captured(nn.Linear(3, 4), data(5, 3)), 2)
     image = captured(nn.Conv2d(2, 2, 3), data(2, 5, 5))
     with pytest.raises(UnsupportedError, match="without a batch dimension"):
-        squared_norms(image, 2)
+        sample_gradients(image, 2)
 
 
 def test_normalisation_by_the_batch_is_refused():
     norm = nn.BatchNorm1d(3, track_running_stats=False)
     with pytest.raises(UnsupportedError, match="normalises by the batch"):
-        squared_norms(captured(norm, data(5, 3)), 5)
+        sample_gradients(captured(norm, data(5, 3)), 5)
 
 
 class Doubled(nn.Linear):
@@ -161,134 +167,4 @@ def test_subclasses_and_replaced_forwards_have_no_rule():
     assert rule_of(nn.Embedding(2, 2, max_norm=1.0)) is None
     assert rule_of(nn.Bilinear(1, 1, 1)) is None
     with pytest.raises(UnsupportedError, match="PReLU has no layer rule"):
-        squared_norms(captured(nn.PReLU(), data(5, 3)), 5)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(F.relu(self.first(x)))
-
-
-def test_a_tied_parameter_has_two_owners_and_one_name():
-    model = Tied()
-    names = tuple(name for name, _ in model.named_parameters())
-    assert owners(model, names)["second"] == {"weight": "first.weight", "bias": "second.bias"}
-    assert without_rule(model, names) == "first.weight is shared between modules"
-    assert without_rule(model, ("first.bias", "second.bias")) is None
-    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    assert without_rule(normed, tuple(n for n, _ in normed.named_parameters())) is not None
-
-
-def test_uses_counts_the_ways_of_a_leaf_into_the_graph():
-    w = torch.ones(2, requires_grad=True)
-    assert uses(w.exp(), {"w": w}) == {"w": 1}
-    assert uses(w, {"w": w}) == {"w": 1}
-    assert uses(w.detach(), {"w": w}) == {"w": 0}
-
-
-# ------------------------------------------------------------------------------------------- Risk.captured
-
-
-class Net(nn.Module):
-    """In-place activation after a layer; a switch for each thing that may go wrong."""
-
-    def __init__(self, trouble=""):
-        super().__init__()
-        self.trouble = trouble
-        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        h = F.relu(self.a(x), inplace=True)
-        if self.trouble == "twice":
-            h = F.relu(self.a(h))
-        if self.trouble == "outside":
-            h = h + self.a.bias
-        if self.trouble == "unused":
-            self.b(h)
-            return h[:, :2].clone()
-        if self.trouble == "fails":
-            raise RuntimeError("half-way")
-        return self.b(h)
-
-
-def capture_all(model, cotangents):
-    risk = Risk(model, nn.CrossEntropyLoss(), (data(4, 3), torch.tensor([0, 1, 0, 1])))
-    with risk.session():
-        out, stacks = risk.captured(risk.params(), next(iter(risk.batches)), cotangents)
-        return out, list(stacks)
-
-
-def units(out):
-    """Two stacks, of one and of two cotangents."""
-    eye = torch.eye(out[0].numel())[:, None].expand(-1, len(out), -1)
-    yield eye[:1]
-    yield torch.cat([eye[:1] * 2, eye[1:]])
-
-
-def test_inputs_and_output_gradients_are_captured_for_every_stack():
-    torch.manual_seed(0)
-    model = Net()
-    out, stacks = capture_all(model, units)
-    assert [[c.name for c in captures] for captures in stacks] == [["a", "b"], ["a", "b"]]
-    assert [c.grad.shape for c in stacks[1]] == [(2, 4, 3), (2, 4, 2)]
-    x = data(4, 3)
-    before = model.a(x)
-    torch.testing.assert_close(out, model(x))
-    assert not out.requires_grad
-    first, last = stacks[1]
-    torch.testing.assert_close(first.input, x)
-    torch.testing.assert_close(last.input, before.relu())
-    torch.testing.assert_close(last.grad[1], torch.tensor([0.0, 1.0]).expand(4, 2))
-    torch.testing.assert_close(first.grad[0], 2 * model.b.weight[0] * (before > 0))
-    torch.testing.assert_close(first.grad[0], 2 * stacks[0][0].grad[0])
-
-
-def test_one_batched_backward_pass_gives_what_single_ones_give(monkeypatch):
-    model = nn.Sequential(
-        nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2, padding=1), nn.ReLU(inplace=True), nn.MaxPool1d(2),
-        nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 2),
-    )  # fmt: skip
-    _, singles = capture_all(randomised(model), units)
-    monkeypatch.setattr(layers, "_in_turn", layers._batched)
-    _, together = capture_all(model, units)
-    for a, b in zip(chain(*singles), chain(*together), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_a_module_called_twice_is_captured_twice():
-    _, stacks = capture_all(Net("twice"), units)
-    assert [c.name for c in stacks[0]] == ["a", "a", "b"]
-
-
-def test_a_parameter_used_outside_its_module_is_refused():
-    with pytest.raises(UnsupportedError, match=r"a\.bias acts on the outputs other than"):
-        capture_all(Net("outside"), units)
-
-
-def test_a_call_that_does_not_reach_the_outputs_is_left_out():
-    _, stacks = capture_all(Net("unused"), units)
-    assert [c.name for c in stacks[0]] == ["a"]
-
-
-@pytest.mark.parametrize("trouble", ["", "fails", "outside"])
-def test_hooks_are_gone_afterwards_whatever_happened(trouble):
-    model = Net(trouble)
-    try:
-        capture_all(model, units)
-    except (RuntimeError, UnsupportedError):
-        assert trouble
-    assert not any(module._forward_hooks for module in model.modules())
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_hooks_of_the_user_come_after_ours():
-    model = Net()
-    model.a.register_forward_hook(lambda module, args, output: 2 * output)
-    _, stacks = capture_all(model, units)
-    z = model.b.weight[0] * 2 * (nn.Linear.forward(model.a, data(4, 3)) > 0)
-    torch.testing.assert_close(stacks[0][0].grad[0], z.detach())
+        sample_gradients(captured(nn.PReLU(), data(5, 3)), 5)

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     )
     from ritz.checkpoint import Checkpoint
     from ritz.estimators.blocks import BlockSpectra, block_spectra
+    from ritz.estimators.diagonal import diagonal
     from ritz.estimators.noise import curvature_noise
     from ritz.estimators.quantities import Spectrum
     from ritz.estimators.samples import sample_traces
     from ritz.estimators.spectrum import spectrum
-    from ritz.estimators.trace import diagonal, frobenius_norm, logdet, trace
+    from ritz.estimators.trace import frobenius_norm, logdet, trace
     from ritz.integrations.track import track
     from ritz.krylov.eigen import top_eigenpairs
     from ritz.krylov.solve import solve
@@ -134,7 +135,7 @@ _HOME = {
     "BlockSpectra": "ritz.estimators.blocks",
     "trace": "ritz.estimators.trace",
     "frobenius_norm": "ritz.estimators.trace",
-    "diagonal": "ritz.estimators.trace",
+    "diagonal": "ritz.estimators.diagonal",
     "logdet": "ritz.estimators.trace",
     "sample_traces": "ritz.estimators.samples",
     "curvature_noise": "ritz.estimators.noise",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batches import tensors_of
-from .layers import uses
+from .captures import uses
 
 if TYPE_CHECKING:
     from .risk import Risk

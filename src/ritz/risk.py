@@ -18,11 +18,11 @@ from torch.func import functional_call
 
 from . import walks
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
+from .captures import Capture, Recorder
 from .comm import SELF, Group, world
 from .diagnoses import refuse_gradient
 from .errors import UnsupportedError
 from .held import Held
-from .layers import Capture, Recorder
 from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route

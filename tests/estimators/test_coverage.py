@@ -137,11 +137,15 @@ def test_small_budgets_cover_too(eigenvalues, options):
     assert min(found.values()) >= 0.9, found
 
 
-def test_sums_of_the_diagonal_cover():
-    A = operator("flat")
-    truth = SPECTRA["flat"].sum()
-    hits = [covers(ritz.diagonal(A, 8, seed).parts["vector"], truth) for seed in range(NUM_SEEDS)]
-    assert 0.91 <= sum(hits) / NUM_SEEDS <= 0.99
+@pytest.mark.parametrize("num_probes", [8, 30])
+@pytest.mark.parametrize("name", ["flat", "outliers"])
+def test_the_diagonal_and_its_sums_cover(name, num_probes):
+    A, truth = operator(name), SPECTRA[name].sum()
+    found = [ritz.diagonal(A, num_probes, seed) for seed in range(NUM_SEEDS)]
+    assert 0.9 <= sum(covers(e.parts["vector"], truth) for e in found) / NUM_SEEDS <= 0.99
+    low, high = (torch.stack(ends) for ends in zip(*(e.interval() for e in found), strict=True))
+    inside = (low <= A.dense().diagonal()) & (A.dense().diagonal() <= high)
+    assert 0.93 <= float(inside.double().mean()) <= 0.97
 
 
 @pytest.mark.parametrize("name", SPECTRA)

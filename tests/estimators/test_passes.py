@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ritz import replay
 from ritz.estimators import passes
+from ritz.estimators.exact import exact_trace
 from ritz.estimators.passes import joined
-from ritz.estimators.samples import exact_trace, sample_traces
-from ritz.estimators.squares import SquaredGradients
+from ritz.estimators.samples import sample_traces
+from ritz.estimators.squares import SquaredNorms
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, EmpiricalFisher, Fisher, Hessian
 from ritz.plan import Plan
@@ -117,7 +118,7 @@ def test_once_the_layers_are_known_the_host_looks_at_nothing(monkeypatch):
     """Else a pass cannot be recorded, and the device waits for the host."""
     monkeypatch.setattr(F, "one_hot", lambda x, n: torch.eye(n, dtype=torch.int64)[x])  # which looks on a CPU alone
     risk = Risk(conv(), CE, PARTS, plan=REPLAYED)
-    squares, params = SquaredGradients(risk), risk.params()
+    squares, params = SquaredNorms(risk), risk.params()
     first, second, *_ = risk.batches
     with risk.session():
         for batch, known in ((first, False), (second, True)):

@@ -71,9 +71,10 @@ def test_a_norm_holds_that_of_float64_which_without_the_comparison_it_does_not(m
         assert float(found.bracket[0]) >= 0
 
 
-def test_a_diagonal_holds_that_of_float64_in_all_its_entries(matrices):
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_a_diagonal_holds_that_of_float64_in_all_its_entries(matrices, method):
     for H, dense in matrices:
-        found = quietly(ritz.diagonal, H)
+        found = quietly(ritz.diagonal, H, method=method)
         assert holds(found, dense.diagonal())
         assert not holds(plain(found), dense.diagonal())
 
@@ -82,7 +83,8 @@ def test_matrices_that_are_multiplied_out_are_bracketed_too(matrices, monkeypatc
     def refuse(*_: object) -> None:
         raise UnsupportedError("no exact trace")
 
-    monkeypatch.setattr(importlib.import_module("ritz.estimators.trace"), "exact_trace", refuse)
+    for name in ("trace", "diagonal"):
+        monkeypatch.setattr(importlib.import_module(f"ritz.estimators.{name}"), f"exact_{name}", refuse)
     H, dense = matrices[0]
     few, block = H.block("2.bias"), dense[-3:, -3:]
     for call, truth in (
@@ -177,7 +179,7 @@ CALLS = {
     "spectrum": lambda H: ritz.spectrum(H, 6, 2),
     "trace": lambda H: ritz.trace(H, "hutchinson", 4),
     "frobenius_norm": lambda H: ritz.frobenius_norm(H, 6),
-    "diagonal": lambda H: ritz.diagonal(H, 4),
+    "diagonal": lambda H: ritz.diagonal(H, 4, method="hutchinson"),
     "block_spectra": lambda H: ritz.block_spectra(H, "layer", 6, 2),
 }
 

@@ -33,8 +33,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.estimators import samples as module_under_test
+from ritz.estimators.exact import exact_trace
 from ritz.estimators.passes import fitting_pieces
-from ritz.estimators.samples import exact_trace, sample_traces
+from ritz.estimators.samples import sample_traces
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, Hessian, footprint
 from ritz.plan import Plan
@@ -181,7 +182,7 @@ def test_the_layer_rules_are_used_where_they_apply_and_only_there():
                            "as many steps as samples": False, "layers without a rule": False}.items():  # fmt: skip
         model, X = PLAIN[name]
         risk = Risk(randomised(model), CE, (X, labels(len(X))), batch_size=3)
-        squares = module_under_test.SquaredGradients(risk)
+        squares = module_under_test.SquaredNorms(risk)
         with risk.session():
             batch = next(iter(risk.batches))
             roots = partial(risk.output_loss.roots, batch=batch.data, chunk=8)

@@ -1,4 +1,4 @@
-"""Exact traces of operators, and of each parameter's block, against dense matrices."""
+"""Exact traces and diagonals of operators, and traces of each parameter's block, against dense matrices."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 
 from ritz.errors import UnsupportedError
 from ritz.estimators import squares
-from ritz.estimators.samples import exact_cost, exact_trace
+from ritz.estimators.exact import exact_cost, exact_diagonal, exact_trace
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, BatchNoise, DenseOperator, EmpiricalFisher, Fisher, GradientCovariance, Hessian
 from ritz.risk import Risk
@@ -49,11 +49,12 @@ def check_parts(operator):
     assert value == pytest.approx(float(diagonal.sum()), rel=1e-9, abs=1e-12)
     wanted = {name: float(diagonal[where].sum()) for name, where in operator.space.slices.items()}
     assert parts == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(exact_diagonal(operator), diagonal, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("name", RISKS)
-def test_exact_traces_and_their_parts_are_those_of_the_dense_matrix(name, matrix):
+def test_exact_traces_their_parts_and_diagonals_are_those_of_the_dense_matrix(name, matrix):
     check_parts(MATRICES[matrix](RISKS[name]()))
 
 
@@ -64,10 +65,11 @@ def test_the_fishers_of_binary_and_squared_losses_too():
         check_parts(operator)
 
 
-def test_sums_multiples_shifts_blocks_and_noise_have_exact_traces():
+def test_sums_multiples_shifts_blocks_and_noise_have_exact_traces_and_diagonals():
     risk = RISKS["MLP"]()
     H, G = Hessian(risk), GGN(risk)
-    for operator in (2 * H - 0.5, H + 3 * G, (H + G).block("0.*"), H.block("2.*"), BatchNoise(H, 1)):
+    last = (H + G).block(["2.bias", "0.weight"])
+    for operator in (2 * H - 0.5, H + 3 * G, (H + G).block("0.*"), H.block("2.*"), last, BatchNoise(H, 1)):
         check_parts(operator)
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import ritz
+from ritz.captures import Capture
 from ritz.errors import NumericalWarning, UnsupportedError
-from ritz.layers import Capture
 from ritz.operators.kronecker import KFACOperator, eigenbasis
 from ritz.operators.layer_factors import Collector, units_of
 from ritz.testing import check_operator

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ritz
 from ritz import replay
+from ritz.captures import Recorder
 from ritz.errors import NumericalWarning, UnsupportedError
-from ritz.layers import Recorder
 from ritz.operators.kronecker import KFACOperator
 from ritz.optim import factors as running
 from ritz.optim import renewal

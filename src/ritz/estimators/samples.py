@@ -1,4 +1,4 @@
-"""Curvature sample by sample, and exact traces.
+"""Curvature sample by sample.
 
 For sample i with outputs f_i and loss Hessian M_i = sum_c s_c s_c' in the outputs,
 
@@ -11,35 +11,28 @@ Tr H_i, and one product gives it for every sample of a batch.
 
 import math
 import os
-from collections.abc import Iterable
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..batches import Batch
-from ..checkpoint import Checkpoint, Unsaved
+from ..checkpoint import Checkpoint
 from ..errors import NonFiniteError, UnsupportedError
 from ..fingerprints import resumable
 from ..intervals import Exact, StudentT
 from ..linearity import multi_affine
-from ..losses import Loss
-from ..operators.algebra import Block, Metered, Scaled, Shifted, Sum
-from ..operators.base import Operator
-from ..operators.gauss_newton import GGN, EmpiricalFisher, Fisher, GradientCovariance
-from ..operators.hessian import Hessian
-from ..operators.noise import BatchNoise
-from ..reducers import Concat, Mean
+from ..reducers import Concat
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
+from .exact import num_roots, refuse_coupled, stack_size
 from .passes import fitting_pieces, joined
 from .sample_products import SampleProducts
-from .squares import SquaredGradients, item_by_item, item_gradients, num_items, refuse_rows, sample_weights
+from .squares import SquaredNorms, sample_weights
 from .walks import Walks
 
 Method = Literal["auto", "exact", "probes"]
 
-_STACK = 2  # cotangents pulled back at once, in chunks: a tangent of a product holds twice the activations
 _WORTH = 4  # one forward-over-forward probe costs about as much as this many backward passes
 
 
@@ -87,7 +80,7 @@ def sample_traces(
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
-    _refuse_coupled(risk)
+    refuse_coupled(risk)
     risk.batches.prepare()
     if not risk.batches.ordered:
         raise UnsupportedError(
@@ -114,44 +107,22 @@ def sample_traces(
     return found
 
 
-def _refuse_coupled(risk: Risk) -> Loss:
-    """The loss of a risk whose samples have a curvature of their own.
-
-    Raises:
-        UnsupportedError: If they have not.
-    """
-    if risk.sharded:
-        raise UnsupportedError(
-            "the layers of a model sharded by FSDP2 are not looked at, so it has neither exact traces nor those of "
-            "single samples; use probes: ritz.trace(ritz.GGN(risk), 'hutchinson')"
-        )
-    loss = risk.output_loss
-    if risk.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in risk.model.modules()):
-        raise UnsupportedError(
-            "BatchNorm in train mode couples the samples of a batch, so no sample has a curvature of its own; "
-            "use mode='eval'"
-        )
-    if not loss.separable:
-        raise UnsupportedError("this loss couples the samples of a batch, so no sample has a curvature of its own")
-    return loss
-
-
 def _exactness(risk: Risk, most_roots: float) -> tuple[int, str | None]:
     """Backward passes for the GGN, and why its trace is not that of the Hessian, or too dear; None where it is fine."""
     linearity = multi_affine(risk)
     if not linearity.holds:
         return 0, linearity.reason
     try:
-        num = _num_roots(risk)
+        num = num_roots(risk)
     except UnsupportedError as error:
         return 0, str(error)
     return num, f"it would take {num} backward passes" if num > most_roots else None
 
 
 def _exact_samples(risk: Risk, num: int, walks: Walks, progress: Progress | None, join: bool) -> Estimate:
-    stack = _even(num, _STACK * risk.plan.chunk)
+    stack = stack_size(risk, num)
     walked = joined(risk, stack) if join else risk
-    loss, squares = risk.output_loss, SquaredGradients(walked)
+    loss, squares = risk.output_loss, SquaredNorms(walked)
 
     def piece_traces(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         found, out = squares(params, batch, lambda out: loss.roots(out, batch.data, stack))
@@ -209,148 +180,3 @@ def _refuse_non_finite(values: Tensor) -> None:
             f"the trace of sample {int(bad[0])} is not finite, though its loss is; try dtype=torch.float64, and look "
             "for a square root or a norm at zero"
         )
-
-
-# ------------------------------------------------------------------------------------------- exact traces
-
-
-def exact_trace(operator: Operator, walks: Walks | None = None) -> tuple[float, dict[str, float]]:
-    """The trace without probes, by squared norms of backward passes; and its parts, parameter by parameter.
-
-    It exists for the GGN and the Fishers of any network, for the Hessian of a multi-affine one, and for blocks, sums,
-    multiples and shifts of these. A part is the trace of the diagonal block of one parameter. `walks` keeps what the
-    batches gave.
-
-    Raises:
-        UnsupportedError: Where there is no such form; the message says why.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> X, y = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2, 1)
-        >>> exact_trace(ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), (X, y))))  # 2 (||X||^2 / N + 1)
-        (16.0, {'weight': 14.0, 'bias': 2.0})
-    """
-    parts = _parts(operator, walks or Walks(Unsaved(operator.world)))
-    return math.fsum(parts.values()), parts
-
-
-def _parts(operator: Operator, walks: Walks) -> dict[str, float]:
-    """Traces of the diagonal blocks, by parameter name."""
-    if isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
-        return _risk_parts(operator, walks)
-    if isinstance(operator, GradientCovariance):
-        mean = operator.space.segment(operator.risk.gradient()[None].double().square())[0].tolist()
-        parts = _parts(operator.base, walks)
-        return {name: part - square for (name, part), square in zip(parts.items(), mean, strict=True)}
-    if isinstance(operator, Scaled):
-        return {name: operator.factor * part for name, part in _parts(operator.base, walks).items()}
-    if isinstance(operator, Shifted):
-        sizes = dict(zip(operator.space.names, operator.space.sizes, strict=True))
-        return {name: part + operator.shift * sizes[name] for name, part in _parts(operator.base, walks).items()}
-    if isinstance(operator, Sum):
-        right = _parts(operator.right, walks)
-        return {name: part + right[name] for name, part in _parts(operator.base, walks).items()}
-    if isinstance(operator, Block | Metered | BatchNoise):
-        parts = _parts(operator.base, walks)
-        return {name: parts[name] for name in operator.space.names}
-    raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}; use probes")
-
-
-def exact_cost(operator: Operator) -> int | None:
-    """How many backward passes over the data `exact_trace` takes; None where it does not exist.
-
-    Example:
-        >>> data = torch.ones(2, 3), torch.tensor([0, 1])
-        >>> risk = ritz.Risk(torch.nn.Linear(3, 5), torch.nn.CrossEntropyLoss(), data)
-        >>> exact_cost(ritz.GGN(risk)), exact_cost(ritz.EmpiricalFisher(risk))
-        (5, 1)
-    """
-    try:
-        return _cost(operator)
-    except UnsupportedError:
-        return None
-
-
-def _cost(operator: Operator) -> int:
-    if isinstance(operator, Sum):
-        return _cost(operator.base) + _cost(operator.right)
-    if isinstance(operator, GradientCovariance):
-        return _cost(operator.base) + 1
-    if isinstance(operator, Scaled | Shifted | Block | Metered | BatchNoise):
-        return _cost(operator.base)
-    if not isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
-        raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}")
-    risk = operator.risk
-    _refuse_inexact(operator)
-    if isinstance(operator, Hessian | GGN):
-        return _num_roots(risk)
-    batch, out = _small(risk)
-    draws = operator.num_samples if isinstance(operator, Fisher) else 1
-    return draws * num_items(risk.output_loss, out, batch)
-
-
-def _risk_parts(operator: Hessian | GGN | EmpiricalFisher | Fisher, walks: Walks) -> dict[str, float]:
-    risk = operator.risk
-    loss = _refuse_inexact(operator)
-    risk.check()
-    squares = SquaredGradients(risk)
-    chunk = _even(_cost(operator), _STACK * risk.plan.chunk)
-
-    def stacks(out: Tensor, batch: Batch) -> Iterable[Tensor]:
-        if isinstance(operator, Hessian | GGN):
-            return loss.roots(out, batch.data, chunk)
-        if isinstance(operator, Fisher):
-            own = operator._draws(out, batch) / math.sqrt(operator.num_samples)
-        else:
-            own = item_gradients(loss, out, batch)[None]
-        return item_by_item(loss, own, out, batch, chunk)
-
-    def piece_totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        found, out = squares(params, batch, lambda out: stacks(out, batch))
-        return found.sum(0), loss.weight(out, batch.data)
-
-    # draws belong to the batch
-    each = piece_totals if isinstance(operator, Fisher) else squares.replayed(piece_totals, (type(operator), chunk))
-
-    def totals(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        pieces = [each(params, own) for own in fitting_pieces(risk, params, batch, chunk)]
-        squared, weight = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
-        return squared, weight
-
-    parts: Tensor = walks.fold(risk, totals, Mean())
-    return dict(zip(risk.names, parts.tolist(), strict=True))
-
-
-def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
-    """The loss of a matrix whose trace is a sum over samples of squared norms."""
-    risk = operator.risk
-    loss = _refuse_coupled(risk)
-    if isinstance(operator, Hessian) and not (linearity := multi_affine(risk)).holds:
-        raise UnsupportedError(f"the Hessian of this network has no exact trace: {linearity.reason}; use probes")
-    if isinstance(operator, Fisher):
-        risk.batches.prepare()
-        if not risk.batches.cached and not risk.batches.ordered:
-            raise UnsupportedError("the Monte Carlo Fisher needs data in a fixed order, and this loader shuffles")
-    return loss
-
-
-def _small(risk: Risk) -> tuple[Batch, Tensor]:
-    """Two samples, where a batch may be split, and their outputs."""
-    batch = next(iter(risk.batches))
-    batch = batch.head(2) if risk.splittable else batch
-    with risk.session():
-        out = risk.output(risk.params(), batch)
-    refuse_rows(out, batch)
-    return batch, out
-
-
-def _num_roots(risk: Risk) -> int:
-    """Backward passes for the GGN; asks for one root, so that a loss without real roots says so before the work."""
-    batch, out = _small(risk)
-    next(iter(risk.output_loss.roots(out, batch.data, 1)))
-    return risk.output_loss.num_roots(out, batch.data)
-
-
-def _even(num: int, most: int) -> int:
-    """The size of equal chunks of at most `most`."""
-    return max(1, math.ceil(num / math.ceil(max(num, 1) / most)))

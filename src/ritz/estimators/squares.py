@@ -1,12 +1,15 @@
-"""Squared norms of per-sample gradients, for many cotangents, without the gradients where the layers allow it.
+"""Squares of per-sample gradients, for many cotangents, without the gradients where the layers allow it.
 
     ||J_i' s||^2        for every sample i of a batch, by parameter, summed over cotangents s in the outputs
+    (J_i' s)_j^2        for every entry j of the parameters, summed over samples and cotangents
 
-With the roots of the loss Hessian as cotangents this is the trace of the GGN, with an item's own gradient that of the
-empirical Fisher. A cotangent may touch one item (a sample, a token) of every sample, since samples do not mix.
+With the roots of the loss Hessian as cotangents these are traces and the diagonal of the GGN, with an item's own
+gradient those of the empirical Fisher. A cotangent may touch one item (a sample, a token) of every sample, since
+samples do not mix.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
@@ -16,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batches import Batch, tensors_of
+from ..captures import Capture
 from ..errors import UnsupportedError
-from ..layers import Capture, squared_norms, without_rule
+from ..layers import SampleGradients, sample_gradients, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
 from ..memory import is_shortage
 from ..risk import Params, Risk
@@ -31,8 +35,8 @@ _GRADIENTS = {"cpu": 1 << 25}  # elements of per-sample gradients held at once
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference of two results that count as the same
 
 
-class SquaredGradients:
-    """||J_i' s||^2 summed over cotangents s, for every sample and parameter of a batch: (size, parameters), float64.
+class SquaredGradients(ABC):
+    """Squares of J_i' s, summed over cotangents s, for the samples i of a batch; see `SquaredNorms`, `SquaredEntries`.
 
     By the layer rules where they explain every parameter; else by per-sample gradients, which is exact as well.
     """
@@ -42,6 +46,30 @@ class SquaredGradients:
         self.by_layer = without_rule(risk.model, risk.names) is None
         self._known = {1}  # batch sizes at which the layers were seen to keep samples apart
         self._vectorises: bool | None = None  # whether vmap over samples gives the same as one by one; tried once
+
+    @abstractmethod
+    def total(self, found: Tensor) -> Tensor:
+        """The sum over samples of what was found for a batch."""
+
+    @abstractmethod
+    def _of_layer(self, gradients: SampleGradients) -> Tensor:
+        """Of one parameter, by the rule of its layer."""
+
+    @abstractmethod
+    def _of_stack(self, gradients: Tensor) -> Tensor:
+        """Of one parameter, by its gradients (r, size, *shape)."""
+
+    @abstractmethod
+    def _unused(self, parameter: Tensor, size: int) -> Tensor:
+        """Of one parameter that plays no part."""
+
+    @abstractmethod
+    def _all(self, found: list[Tensor]) -> Tensor:
+        """Of all parameters, from one after the other; in float64."""
+
+    @abstractmethod
+    def _joined(self, pieces: list[Tensor]) -> Tensor:
+        """Of a batch, from pieces of it."""
 
     def __call__(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         if self.by_layer:
@@ -80,18 +108,20 @@ class SquaredGradients:
             _refuse_repeated(captures)
             _refuse_mixed(captures, asked)
             self._known.add(batch.size)
-        total = out.new_zeros(batch.size, len(self.risk.names), dtype=torch.float64)
-        none = out.new_zeros(batch.size)  # of a parameter that is not used
+        total = self._all([self._unused(p, batch.size) for p in params.values()])
         for captures in recorded:
             _refuse_repeated(captures)
-            found = {name: own for each in captures for name, own in squared_norms(each, batch.size).items()}
-            total += torch.stack([found.get(name, none) for name in self.risk.names], dim=1)
+            gradients = {name: own for each in captures for name, own in sample_gradients(each, batch.size).items()}
+            total += self._all([
+                self._of_layer(gradients[name]) if name in gradients else self._unused(p, batch.size)
+                for name, p in params.items()
+            ])  # fmt: skip
         return total, out
 
     def _gradients(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
         out = self.risk.output(params, batch)
         refuse_rows(out, batch)
-        total = out.new_zeros(batch.size, len(params), dtype=torch.float64)
+        total = self._all([self._unused(p, batch.size) for p in params.values()])
         for stack in cotangents(out):
             if self._vectorises is None:
                 self._vectorises = self.risk.splittable and self._tried(params, batch.head(2), stack[:, :2])
@@ -129,13 +159,12 @@ class SquaredGradients:
             own = {name: p.expand(size, *p.shape) for name, p in params.items()}
             pullback = torch.func.vjp(lambda own: torch.func.vmap(one, in_dims=(0, dims))(own, rows), own)[1]
             grads = torch.func.vmap(lambda cotangent: pullback(cotangent)[0])(cotangents)
-            summed = [g.square().transpose(0, 1).flatten(1).sum(1, dtype=torch.float64) for g in grads.values()]
-            return torch.stack(summed, dim=1)
+            return self._all([self._of_stack(g) for g in grads.values()])
 
         room = _GRADIENTS.get(self.risk.device.type, 1 << 28)
         at_once = max(1, room // (len(stack) * self.risk.dim))
         pieces = zip(batch.pieces(at_once), stack.split(at_once, dim=1), strict=True)
-        return torch.cat([squares(tuple(tensors_of(piece.data)), cotangents) for piece, cotangents in pieces])
+        return self._joined([squares(tuple(tensors_of(piece.data)), cotangents) for piece, cotangents in pieces])
 
     def _one_by_one(self, params: Params, batch: Batch, stack: Tensor) -> Tensor:
         """Per-sample gradients one after the other; the other samples of a batch that cannot be split are masked."""
@@ -149,8 +178,54 @@ class SquaredGradients:
                 cotangents = out.new_zeros(len(stack), *out.shape)
                 cotangents[:, row] = own
                 grads = [_gradients(out, leaves, cotangent) for cotangent in cotangents]
-                rows.append(torch.stack([_squares(per_param) for per_param in zip(*grads, strict=True)]))
-        return torch.stack(rows)
+                rows.append(self._all([self._of_stack(torch.stack(one)[:, None]) for one in zip(*grads, strict=True)]))
+        return self._joined(rows)
+
+
+class SquaredNorms(SquaredGradients):
+    """||J_i' s||^2 of every sample and parameter: (size, parameters), float64."""
+
+    def total(self, found: Tensor) -> Tensor:
+        """(parameters,)."""
+        return found.sum(0)
+
+    def _of_layer(self, gradients: SampleGradients) -> Tensor:
+        return gradients.norms()
+
+    def _of_stack(self, gradients: Tensor) -> Tensor:
+        return gradients.square().transpose(0, 1).flatten(1).sum(1, dtype=torch.float64)
+
+    def _unused(self, parameter: Tensor, size: int) -> Tensor:
+        return parameter.new_zeros(size)
+
+    def _all(self, found: list[Tensor]) -> Tensor:
+        return torch.stack(found, dim=1).double()
+
+    def _joined(self, pieces: list[Tensor]) -> Tensor:
+        return torch.cat(pieces)
+
+
+class SquaredEntries(SquaredGradients):
+    """(J_i' s)_j^2 of every entry j, summed over the samples: (dim,), float64."""
+
+    def total(self, found: Tensor) -> Tensor:
+        """(dim,), as it is."""
+        return found
+
+    def _of_layer(self, gradients: SampleGradients) -> Tensor:
+        return gradients.entries().flatten()
+
+    def _of_stack(self, gradients: Tensor) -> Tensor:
+        return gradients.square().sum((0, 1), dtype=torch.float64).flatten()
+
+    def _unused(self, parameter: Tensor, size: int) -> Tensor:
+        return parameter.new_zeros(parameter.numel())
+
+    def _all(self, found: list[Tensor]) -> Tensor:
+        return torch.cat(found).double()
+
+    def _joined(self, pieces: list[Tensor]) -> Tensor:
+        return torch.stack(pieces).sum(0)
 
 
 def same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
@@ -167,10 +242,6 @@ def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, 
     return torch.autograd.grad(
         out, tuple(leaves.values()), cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-
-
-def _squares(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack([x.square().sum(dtype=torch.float64) for x in tensors]).sum()
 
 
 def _half(out: Tensor, asked: Tensor) -> Tensor:

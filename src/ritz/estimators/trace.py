@@ -1,4 +1,4 @@
-"""Trace, Frobenius norm, diagonal and log-determinant of a symmetric matrix, each asked for by itself.
+"""Trace, Frobenius norm and log-determinant of a symmetric matrix, each asked for by itself.
 
 Where several are wanted, one `ritz.spectrum` run gives them all.
 """
@@ -6,7 +6,7 @@ Where several are wanted, one `ritz.spectrum` run gives them all.
 import math
 import os
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,19 +14,25 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..errors import UnsupportedError
 from ..fingerprints import resumable
-from ..intervals import StudentT
-from ..operators.algebra import Derived, Metered, Sum, project_out
+from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
-from ..operators.gauss_newton import GGN
-from ..operators.hessian import Hessian
-from ..operators.risk_operator import RiskOperator
 from ..results import Estimate, from_samples
-from ..space import row_dots
+from .exact import exact_cost, exact_trace
 from .forms import form_rule, square_rule
 from .journal import Journal
-from .precision import coarse_products, compare_precisions, unscaled
-from .rounding import around, widened_estimate
-from .samples import exact_cost, exact_trace
+from .precision import unscaled
+from .probing import (
+    about,
+    blocks,
+    deflated,
+    image_squares,
+    known,
+    loses_digits,
+    of_network,
+    require_finite,
+    rounded,
+)
+from .rounding import around
 from .spectrum import spectrum
 
 Method = Literal["auto", "hutchinson", "hutch++", "xtrace", "exact"]
@@ -91,7 +97,7 @@ def trace(
     if num_probes < least:
         raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
     if method == "auto":
-        method = _choose(operator, num_probes)
+        method = choose(operator, num_probes)
     run = {"exact": _exact, "hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}[method]
     settings = {"method": method, "num_probes": num_probes, "seed": seed}
     with resumable(checkpoint, operator, "trace", settings) as saved:
@@ -99,57 +105,26 @@ def trace(
         if estimate is None:
             journal = Journal(operator, saved)
             journal.expect(0 if method == "exact" else num_probes)
-            estimate = _rounded(journal, *run(journal, num_probes, seed))
+            estimate = rounded(journal, *run(journal, num_probes, seed))
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)
     return estimate
 
 
-def _choose(operator: Operator, num_probes: int) -> Method:
-    """Exact where it costs no more than the probes; hutch++ where there are probes enough for it."""
+def choose(operator: Operator, num_probes: int, least: int = 6) -> Literal["exact", "hutch++", "hutchinson"]:
+    """Exact where it costs no more than the probes; hutch++ where there are `least` of them or more.
+
+    Example:
+        >>> from ritz.operators import DenseOperator
+        >>> A = DenseOperator(torch.eye(50))
+        >>> choose(A, 60), choose(A, 30), choose(A, 5)
+        ('exact', 'hutch++', 'hutchinson')
+    """
     cost = exact_cost(operator)
     if operator.dim <= num_probes or (cost is not None and cost <= CHEAP_COTANGENTS * num_probes):
         return "exact"
-    return "hutch++" if num_probes >= 6 else "hutchinson"
-
-
-def _about(meter: Metered, text: str, seed: int | None) -> dict[str, Any]:
-    return {"products": meter.products, "seed": seed, "convention": f"{text}; {meter.base.convention()}"}
-
-
-# -------------------------------------------------------------------------------------------- what rounding adds
-
-
-def _squares(meter: Metered, rows: Tensor, image: Tensor) -> float:
-    """The sum of |A v - d v|^2 over rows v with images A v, d the shift of A = c H + d: only H is rounded."""
-    shift = unscaled(meter.base)[2]
-    each = zip(rows[:, None], image[:, None], strict=True)  # one at a time: rows may fill the memory
-    apart = (own.sub(row, alpha=shift) if shift else own for row, own in each)
-    return float(sum(row_dots(own, own) for own in apart))
-
-
-def _rounded(meter: Metered, estimate: Estimate, norm: float | None) -> Estimate:
-    """With brackets as wide as the products are wrong.
-
-    `norm` is ||H||_F for A = H + d, or what else is no less than the largest eigenvalue; None where no digits are lost.
-    """
-    seen = None if norm is None else compare_precisions(meter.base, estimate.seed or 0)
-    if norm is None or seen is None or not seen.rough:
-        return estimate
-    seen.tell(meter.dtype)
-    return widened_estimate(estimate, seen, norm)
-
-
-def _loses_digits(operator: Operator) -> bool:
-    """Whether an exact trace is wrong where products are.
-
-    For the Hessian and the GGN it is a sum of squares, for cross-entropy of p_c |J'(e_c - p)|^2, in which no digits
-    cancel: right to 1e-5 where products are half wrong (tests/estimators/test_rounding.py). Not with fewer digits.
-    """
-    base = unscaled(operator)[0]
-    plain = isinstance(base, Hessian | GGN) and base.dtype == torch.float32 and not coarse_products(base.risk)
-    return base is not None and not plain
+    return "hutch++" if num_probes >= least else "hutchinson"
 
 
 # ------------------------------------------------------------------------------------------------- the methods
@@ -160,89 +135,44 @@ def _exact(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float 
     try:
         value, parts = exact_trace(meter.base, meter.walks if isinstance(meter, Journal) else None)
         meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
-        if _loses_digits(meter.base):
+        if loses_digits(meter.base):
             norm = abs(value - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
     except UnsupportedError:
-        if _of_network(meter.base) and meter.dim > num_probes:
+        if of_network(meter.base) and meter.dim > num_probes:
             raise
         dense = meter.dense()
         diagonal_ = dense.diagonal().double()
-        norm = math.sqrt(_squares(meter, torch.eye(meter.dim).to(dense), dense))
+        norm = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense))
         value, how = float(diagonal_.sum()), "exact, by dim products"
         parts = dict(zip(meter.space.names, meter.space.segment(diagonal_[None])[0].tolist(), strict=True))
-    about = _about(meter, f"Tr, {how}", None)
-    blocks = _known(meter, "trace", torch.tensor([parts[name] for name in meter.space.names]), about)
-    return Estimate(name="trace", value=value, exact=True, parts=blocks, **about), norm
-
-
-def _known(meter: Metered, name: str, values: Tensor, about: dict[str, Any]) -> dict[str, Estimate]:
-    """One exact value for each parameter."""
-    return {
-        parameter: Estimate(name=f"{name} of {parameter}", value=float(value), exact=True, **about)
-        for parameter, value in zip(meter.space.names, values, strict=True)
-    }
-
-
-def _of_network(operator: Operator) -> bool:
-    """Whether a matrix is that of a risk, or rests on one: dim products are then out of the question."""
-    if isinstance(operator, Sum) and _of_network(operator.right):
-        return True
-    return isinstance(operator, RiskOperator) or (isinstance(operator, Derived) and _of_network(operator.base))
+    told = about(meter, f"Tr, {how}", None)
+    own = known(meter, "trace", torch.tensor([parts[name] for name in meter.space.names]), told)
+    return Estimate(name="trace", value=value, exact=True, parts=own, **told), norm
 
 
 def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
     rows = meter.probes(range(num_probes), seed)
     image = meter.rows(rows)
-    _require_finite(meter, image)
+    require_finite(meter, image)
     each = zip(rows.split(1), image.split(1), strict=True)  # one at a time: rows may fill the memory
-    blocks = torch.cat([meter.space.segment(row * own) for row, own in each]).double().cpu()  # (K, parameters)
-    samples = blocks.sum(1)
+    sums = torch.cat([meter.space.segment(row * own) for row, own in each]).double().cpu()  # (K, parameters)
+    samples = sums.sum(1)
     rule = form_rule(rows, image, float(samples.mean()), signs=True)
-    about = _about(meter, "Tr by Hutchinson's estimator", seed)
-    norm = math.sqrt(_squares(meter, rows, image) / num_probes)
-    return from_samples("trace", samples, rule=rule, parts=_blocks(meter, blocks, seed), **about), norm
-
-
-def _blocks(meter: Metered, samples: Tensor, seed: int, name: str = "trace", **fields: Any) -> dict[str, Estimate]:
-    """One estimate for each parameter, from samples (K, parameters)."""
-    what = {"trace": "trace of the diagonal block", "norm": "norm of the rows"}[name]
-    about = _about(meter, f"{what} of one parameter", seed)
-    return {
-        parameter: from_samples(f"{name} of {parameter}", column, **fields, **about)
-        for parameter, column in zip(meter.space.names, samples.T, strict=True)
-    }
-
-
-def _range(meter: Metered, num: int, seed: int) -> Tensor:
-    """Orthonormal rows that span A times `num` random rows."""
-    image = meter.rows(meter.probes(range(-num, 0), seed))
-    _require_finite(meter, image)
-    return _orthonormal(image)
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    """Orthonormal rows of the same span; directions that are only round-off are left out."""
-    q, r = torch.linalg.qr(rows.T)
-    size = r.diagonal().abs()
-    return q[:, size > 1e-6 * size.max()].T if float(size.max()) else rows[:0]
+    told = about(meter, "Tr by Hutchinson's estimator", seed)
+    norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
+    return from_samples("trace", samples, rule=rule, parts=blocks(meter, sums, seed), **told), norm
 
 
 def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
-    basis = _range(meter, num_probes // 3, seed)
-    image = meter.rows(basis) if len(basis) else basis
-    head = float((basis * image).double().sum())
-    rows = project_out(meter.probes(range(num_probes - 2 * (num_probes // 3)), seed), basis)
-    full = meter.rows(rows)
-    norm = math.sqrt(_squares(meter, basis, image) + _squares(meter, rows, full) / len(rows))
-    tail = project_out(full, basis)
-    _require_finite(meter, tail)
-    blocks = meter.space.segment(rows * tail).double().cpu()  # (K, parameters)
-    samples = blocks.sum(1)
-    rule = form_rule(rows, tail, head + float(samples.mean()), signs=False)
-    # the head's share of each block: Tr_l (U U'A + Q A U U') = sum_i u_il . (A u_i + Q A u_i)_l
-    blocks = blocks + meter.space.segment(basis * (image + project_out(image, basis))).double().sum(0).cpu()
-    about = _about(meter, "Tr by Hutch++", seed)
-    return from_samples("trace", samples, offset=head, rule=rule, parts=_blocks(meter, blocks, seed), **about), norm
+    found = deflated(meter, num_probes, seed)
+    head = float((found.basis * found.image).double().sum())
+    sums = meter.space.segment(found.rows * found.tail).double().cpu()  # (K, parameters)
+    samples = sums.sum(1)
+    rule = form_rule(found.rows, found.tail, head + float(samples.mean()), signs=False)
+    sums = sums + meter.space.segment(found.head[None]).double().cpu()
+    told = about(meter, "Tr by Hutch++", seed)
+    parts = blocks(meter, sums, seed)
+    return from_samples("trace", samples, offset=head, rule=rule, parts=parts, **told), found.norm(meter)
 
 
 def _xtrace(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
@@ -252,25 +182,25 @@ def _xtrace(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float
         return _exact(meter, num_probes, seed)
     rows = meter.probes(range(num), seed, "normal")
     image = meter.rows(rows)  # (num, dim)
-    _require_finite(meter, image)
-    norm = math.sqrt(_squares(meter, rows, image) / num)
+    require_finite(meter, image)
+    norm = math.sqrt(image_squares(meter, rows, image) / num)
     q, r = torch.linalg.qr(image.double().T)  # (dim, num), (num, num)
     h = q.T @ meter.rows(q.T.to(rows)).double().T
     h = (h + h.T) / 2
-    about = _about(meter, "Tr by XTrace", seed)
+    told = about(meter, "Tr by XTrace", seed)
     size = r.diagonal().abs()
     least = meter.dim * torch.finfo(r.dtype).eps * float(size.max())
     if float(size.min()) <= least:  # the others span the range of A but for round-off B, and Tr B <= sqrt(dim) ||B||_F
         value = float(h.trace())
         bracket = around(value, math.sqrt(meter.dim) * least)
-        return Estimate(name="trace", value=value, bracket=bracket, exact=True, **about), norm
+        return Estimate(name="trace", value=value, bracket=bracket, exact=True, **told), norm
     forms, squares = (rows * image).double().sum(1), rows.double().square().sum(1)
     left_out = _LeftOut(meter.dim, q.T @ rows.double().T, r, h, forms, squares)
     samples = left_out.one()
     # samples share probes: the variance of their mean is var / num and, beyond it, their covariance
     var, shared = float(samples.var()), max(left_out.covariance(), 0.0)
     spread = math.sqrt(1 + shared * num / var) if var else 1.0
-    return from_samples("trace", samples.cpu(), spread=spread, **about), norm
+    return from_samples("trace", samples.cpu(), spread=spread, **told), norm
 
 
 class _LeftOut:
@@ -349,78 +279,28 @@ def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> E
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
     meter = Metered(operator)
-    third = num_probes // 3
     if operator.dim <= num_probes:
-        return _rounded(meter, *_dense_norm(meter))
+        return rounded(meter, *_dense_norm(meter))
     meter.expect(num_probes)
-    basis = _range(meter, third, seed) if third else meter.probes([0], seed)[:0]
-    image = meter.rows(basis) if len(basis) else basis
-    head = 2 * float(image.double().square().sum()) - float((image.double() @ basis.double().T).square().sum())
-    rows = project_out(meter.probes(range(num_probes - 2 * third), seed), basis)
-    full = meter.rows(rows)
-    _require_finite(meter, full)
-    tail = project_out(full, basis)
-    samples = tail.double().square().sum(1).cpu()
+    found = deflated(meter, num_probes, seed)
+    image = found.image.double()
+    head = 2 * float(image.square().sum()) - float((image @ found.basis.double().T).square().sum())
+    samples = found.tail.double().square().sum(1).cpu()
     # a parameter's rows S of the matrix: |SA|^2 = |SAU|^2 + |SAQ|^2
-    shares = (meter.space.segment(full.square()) + meter.space.segment(image.square()).sum(0)).double().cpu()
-    parts = _blocks(meter, shares, seed, "norm", power=0.5)
-    about = _about(meter, "||A||_F, not squared", seed)
-    rule = square_rule(tail, head)
-    norm = math.sqrt(_squares(meter, basis, image) + _squares(meter, rows, full) / len(rows))
-    found = from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **about)
-    return _rounded(meter, found, norm)
+    shares = meter.space.segment(found.full.square()) + meter.space.segment(found.image.square()).sum(0)
+    parts = blocks(meter, shares.double().cpu(), seed, "norm", power=0.5)
+    told = about(meter, "||A||_F, not squared", seed)
+    rule = square_rule(found.tail, head)
+    whole = from_samples("Frobenius norm", samples, offset=head, power=0.5, rule=rule, parts=parts, **told)
+    return rounded(meter, whole, found.norm(meter))
 
 
 def _dense_norm(meter: Metered) -> tuple[Estimate, float]:
     dense = meter.dense()
-    norm, squares = math.sqrt(_squares(meter, torch.eye(meter.dim).to(dense), dense)), dense.double().square()
-    about = _about(meter, "||A||_F, not squared", None)
-    parts = _known(meter, "norm", meter.space.segment(squares.sum(0)[None])[0].sqrt(), about)
-    return Estimate(name="Frobenius norm", value=float(squares.sum().sqrt()), exact=True, parts=parts, **about), norm
-
-
-@full_precision()
-def diagonal(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
-    """The diagonal (dim,), by the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007).
-
-    Each entry has its own standard error; `parts` are the sums over single parameters, with theirs. Exact, by dim
-    products, where the matrix is no larger than `num_probes`. Products that are far from those in float64 are told of
-    and widen intervals, as for `trace`; every entry's by as much, since of a single one the comparison says nothing.
-
-    Example:
-        >>> from ritz.operators import DenseOperator
-        >>> A = DenseOperator(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
-        >>> diagonal(A).value.tolist()
-        [2.0, 3.0]
-    """
-    if num_probes < 1:
-        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
-    meter = Metered(operator)
-    exact = operator.dim <= num_probes
-    rows = (
-        torch.eye(operator.dim, dtype=operator.dtype, device=operator.device)
-        if exact
-        else meter.probes(range(num_probes), seed)
-    )
-    meter.expect(len(rows))
-    image = meter.rows(rows)
-    norm = math.sqrt(_squares(meter, rows, image) / (1 if exact else num_probes))
-    each = rows * image  # (K, dim)
-    del image
-    _require_finite(meter, each)
-    about = _about(meter, "diagonal", None if exact else seed)
-    if exact:
-        value = each.sum(0).cpu()
-        parts = _known(meter, "trace", meter.space.segment(value[None])[0], about)
-        zero = torch.zeros_like(value)
-        found = Estimate(name="diagonal", value=value, stderr=zero, exact=True, parts=parts, **about)
-        return _rounded(meter, found, norm)
-    stderr = each.std(0) / math.sqrt(num_probes) if num_probes > 1 else torch.full_like(each[0], math.nan)
-    found = Estimate(
-        name="diagonal", value=each.mean(0).cpu(), stderr=stderr.cpu(), rule=StudentT(num_probes - 1),
-        parts=_blocks(meter, meter.space.segment(each).double().cpu(), seed), **about,
-    )  # fmt: skip
-    return _rounded(meter, found, norm)
+    norm, squares = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense)), dense.double().square()
+    told = about(meter, "||A||_F, not squared", None)
+    parts = known(meter, "norm", meter.space.segment(squares.sum(0)[None])[0].sqrt(), told)
+    return Estimate(name="Frobenius norm", value=float(squares.sum().sqrt()), exact=True, parts=parts, **told), norm
 
 
 def logdet(operator: Operator, shift: float, num_steps: int = 100, num_probes: int = 8, seed: int = 0) -> Estimate:
@@ -433,8 +313,3 @@ def logdet(operator: Operator, shift: float, num_steps: int = 100, num_probes: i
         3.0
     """
     return spectrum(operator, num_steps, num_probes, seed=seed).logdet(shift)
-
-
-def _require_finite(meter: Metered, rows: Tensor) -> None:
-    if not bool(rows.isfinite().all()):
-        meter.base.diagnose()

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..captures import Capture, owners
 from ..errors import UnsupportedError
-from ..layers import Capture, owners, padded, rule_of
+from ..layers import padded, rule_of
 from ..losses import BinaryCrossEntropy, CallableLoss, Loss, SquaredError
 from ..space import ParamSpace
 

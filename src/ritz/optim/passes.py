@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..captures import Capture, Recorder
 from ..comm import SELF, World
 from ..errors import UnsupportedError
-from ..layers import Capture, Recorder
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
 from ..operators.base import full_precision
 from ..operators.layer_factors import (

@@ -141,7 +141,7 @@ def test_on_an_affine_network_aceht_is_the_hessian_trace_of_every_sample(scale, 
     labels = torch.cat([batch.data[1] for batch in risk.batches])
     traces = traces[labels != loss.ignore_index]
     torch.testing.assert_close(sample_aceht(found), traces, rtol=1e-10, atol=1e-14 * float(traces.max()))
-    whole, _ = ritz.estimators.samples.exact_trace(ritz.Hessian(risk))
+    whole, _ = ritz.estimators.exact.exact_trace(ritz.Hessian(risk))
     assert aceht(found).value == pytest.approx(whole, rel=1e-10)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...batches import Batch
+from ...captures import Capture, Recorder, reachable
 from ...errors import UnsupportedError
-from ...layers import Capture, Recorder, reachable
 from ...losses.base import Loss
 from ...reducers import Concat
 from ...results import Estimate

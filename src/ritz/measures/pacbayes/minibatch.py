@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ...batches import Batch
 from ...errors import UnsupportedError
-from ...estimators.squares import SquaredGradients, sample_weights
+from ...estimators.squares import SquaredNorms, sample_weights
 from ...linearity import multi_affine
 from ...losses import Loss
 from ...operators.base import full_precision
@@ -65,7 +65,7 @@ def minibatch_metric(
     with torch.inference_mode(False):  # samples are differentiated through
         part = risk.on([risk.batches.sample(1, size, seed)[0].data])
     part.check()
-    squares, how = SquaredGradients(part), ""
+    squares, how = SquaredNorms(part), ""
 
     def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         def cotangents(out: Tensor) -> list[Tensor]:

@@ -1,0 +1,140 @@
+"""The diagonal of a symmetric matrix."""
+
+import math
+import os
+from typing import Literal, get_args
+
+import torch
+
+from ..checkpoint import Checkpoint
+from ..errors import UnsupportedError
+from ..fingerprints import resumable
+from ..intervals import StudentT
+from ..operators.algebra import Metered
+from ..operators.base import Operator, full_precision
+from ..results import Estimate
+from .exact import exact_cost, exact_diagonal
+from .journal import Journal
+from .precision import unscaled
+from .probing import (
+    about,
+    blocks,
+    deflated,
+    image_squares,
+    known,
+    loses_digits,
+    of_network,
+    require_finite,
+    rounded,
+)
+from .trace import Progress, choose
+
+Method = Literal["auto", "hutchinson", "hutch++", "exact"]
+
+_WORTH = 12  # probes from which on hutch++ is nearer on a trained network: too few find no range
+
+
+@full_precision()
+def diagonal(
+    operator: Operator,
+    num_probes: int = 30,
+    seed: int = 0,
+    *,
+    method: Method = "auto",
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+) -> Estimate:
+    """The diagonal (dim,), each entry with its own error; `parts` are the sums over single parameters, with theirs.
+
+    Parts carry plain Student t intervals, as those of `trace`.
+
+    Products that are far from those in float64 are told of and widen intervals, as for `trace`; every entry's by as
+    much, since of a single one the comparison says nothing.
+
+    Args:
+        operator: The matrix.
+        num_probes: Matrix-vector products to spend.
+        seed: Of the probes.
+        method: "hutchinson": the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007), whose
+            variance at entry j is sum_k A_jk^2 over the others: more than the diagonal itself where few directions
+            hold most of the curvature. "hutch++": those directions are found and taken out first, as in `trace`.
+            "exact": mean_i sum_c (J_i' s_c)_j^2 by backward passes over the roots s_c of the loss, for the GGN and
+            Fishers of any network and the Hessian of a piecewise-linear one, whose outputs have no second derivative in
+            any single weight, so that diag H = diag GGN; by dim products for a matrix of no network. "auto": exact
+            where that is cheaper, else hutch++, or hutchinson below 12 probes.
+        progress: Called as progress(products done, products expected).
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept, and for an exact diagonal what the
+            batches gave: after a kill the same call goes on.
+
+    Raises:
+        ValueError: If an argument is wrong, or the checkpoint is that of another call.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before its last product.
+        UnsupportedError: For "exact", where there is no such form; the message says why.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> risk = ritz.Risk(model, torch.nn.MSELoss(), (torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2, 1)))
+        >>> found = diagonal(ritz.Hessian(risk))
+        >>> found.value.tolist(), found.exact, found.parts["weight"].value  # 2 (X^2 / N, 1)
+        ([10.0, 4.0, 2.0], True, 14.0)
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    if method == "hutch++" and num_probes < 6:
+        raise ValueError(f"hutch++ needs at least 6 probes, got num_probes={num_probes}")
+    how = choose(operator, num_probes, _WORTH) if method == "auto" else method
+    with resumable(checkpoint, operator, "diagonal", {"method": how, "num_probes": num_probes, "seed": seed}) as saved:
+        estimate: Estimate | None = saved.result
+        if estimate is None:
+            journal = Journal(operator, saved)
+            journal.expect(0 if how == "exact" else num_probes)
+            found = _exact(journal, num_probes) if how == "exact" else _probed(journal, how, num_probes, seed)
+            estimate = rounded(journal, *found)
+            saved.finish(estimate)
+    if progress is not None:
+        progress(estimate.products, estimate.products)
+    return estimate
+
+
+def _exact(meter: Journal, num_probes: int) -> tuple[Estimate, float | None]:
+    norm = None
+    try:
+        value = exact_diagonal(meter.base, meter.walks)
+        meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
+        if loses_digits(meter.base):
+            norm = abs(float(value.sum()) - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
+    except UnsupportedError:
+        if of_network(meter.base) and meter.dim > num_probes:
+            raise
+        dense, how = meter.dense(), "exact, by dim products"
+        require_finite(meter, dense)
+        value = dense.diagonal().double()
+        norm = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense))
+    told = about(meter, f"diagonal, {how}", None)
+    parts = known(meter, "trace", meter.space.segment(value[None])[0], told)
+    entries = value.to(meter.dtype).cpu()
+    zero = torch.zeros_like(entries)
+    return Estimate(name="diagonal", value=entries, stderr=zero, exact=True, parts=parts, **told), norm
+
+
+def _probed(meter: Metered, how: str, num_probes: int, seed: int) -> tuple[Estimate, float]:
+    if how == "hutch++":
+        found = deflated(meter, num_probes, seed)
+        each, head, norm = found.rows * found.tail, found.head, found.norm(meter)  # (K, dim), (dim,)
+    else:
+        rows = meter.probes(range(num_probes), seed)
+        image = meter.rows(rows)
+        require_finite(meter, image)
+        each, head = rows * image, torch.zeros_like(rows[0])
+        norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
+    stderr = each.std(0) / math.sqrt(len(each)) if len(each) > 1 else torch.full_like(head, math.nan)
+    sums = meter.space.segment(each).double() + meter.space.segment(head[None]).double()  # (K, parameters)
+    return Estimate(
+        name="diagonal", value=(each.mean(0) + head).cpu(), stderr=stderr.cpu(), rule=StudentT(len(each) - 1),
+        parts=blocks(meter, sums.cpu(), seed), **about(meter, f"diagonal by {_NAMES[how]}", seed),
+    ), norm  # fmt: skip
+
+
+_NAMES = {"hutchinson": "Hutchinson's estimator", "hutch++": "Hutch++"}
