@@ -2,8 +2,8 @@
 
     python benchmarks/speed.py products                             on a CPU, one thread, minutes
     python benchmarks/speed.py products --device cuda --compile --prepare 5 --only vgg16_bn --precisions tf32
-    python benchmarks/speed.py spectrum --device cuda --compile     and traces, sample_traces, steps, measure, first,
-                                                                    scaling
+    python benchmarks/speed.py spectrum --device cuda --compile     and traces, diagonals, sample_traces, steps,
+                                                                    measure, first, scaling
     python benchmarks/speed.py products --device cuda --compile --prepare 5 --ahead build/ahead.json ...
                                                                     compiles alone: then --ahead build/ahead.json
     python benchmarks/speed.py --page benchmarks/results docs       speed.md and speed.png, from the files
@@ -56,7 +56,8 @@ CUDA = CPU | {
 }  # fmt: skip
 FEW = {"measure": 1, "first": 1}  # batches
 SMALL = {  # on a CPU
-    "spectrum": ["conv"], "traces": ["mlp", "conv"], "measure": ["lenet5"], "steps": ["mlp", "conv"], "first": ["conv"],
+    "spectrum": ["conv"], "traces": ["mlp", "conv"], "diagonals": ["mlp", "conv"],
+    "measure": ["lenet5"], "steps": ["mlp", "conv"], "first": ["conv"],
 }  # fmt: skip
 
 

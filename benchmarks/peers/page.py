@@ -16,6 +16,7 @@ COLUMNS = {
     "spectrum": ("case", "tool", "given error", "probes", "products", "seconds", "each", "job", "trace, error",
                  "outliers, error", "largest, error", "share of the rest", "GiB", "GiB held", "note"),
     "traces": ("case", "tool", "products", "seconds", "error", "note"),
+    "diagonals": ("case", "tool", "products", "seconds", "error", "note"),
     "sample_traces": ("case", "tool", "samples", "seconds", "busy", "each", "job", "exact", "error", "note"),
     "steps": ("case", "tool", "mean", "per SGD", "note"),
     "measure": ("case", "tool", "seconds", "GiB", "note"),
@@ -24,8 +25,8 @@ COLUMNS = {
 }  # fmt: skip
 TITLES = {
     "products": "Products of one batch", "spectrum": "The spectrum of a data set", "traces": "Traces",
-    "sample_traces": "The trace of every sample", "steps": "Steps of training", "measure": "The standard measures",
-    "first": "First results", "scaling": "Growth",
+    "diagonals": "Diagonals", "sample_traces": "The trace of every sample", "steps": "Steps of training",
+    "measure": "The standard measures", "first": "First results", "scaling": "Growth",
 }  # fmt: skip
 HEADS = {
     "busy": "s of all threads", "job": "whole job, s", "each": "each, s", "seconds": "s", "mean": "s",

@@ -13,71 +13,13 @@ import ritz
 
 from . import tools
 from .clock import Clock, at_most, free_memory
+from .estimates import diagonals, traces
 from .first import first
 from .prepare import warm_up
 from .problems import Problem, make
 from .products import products
 from .rows import Report, Row, attempted, clock_of, in_time, row_of, verdict
 from .spectra import spectrum
-
-# ------------------------------------------------------------------------------------------------ traces
-
-
-def traces(args: argparse.Namespace) -> Report:
-    """Tr H with as many products: time, and distance from the exact trace."""
-    rows: list[Row] = []
-    for name in args.problems:
-        with attempted(args, rows, case=name):
-            in_time(args)
-            rows += _traces_of(args, name)
-        args.keep({"rows": rows, "verdicts": []})
-    return {"rows": rows, "verdicts": []}
-
-
-def _traces_of(args: argparse.Namespace, name: str) -> list[Row]:
-    problem = make(name, args.device, batch_size=args.batch_size)
-    exact = float(ritz.trace(ritz.GGN(problem.to(torch.float64).risk()), method="exact").value)
-    found: dict[str, float] = {}
-    rows = []
-    for tool, one in clock_of(args).turns(_trace_arms(args, problem, found)).items():
-        row = row_of("traces", name, tool, one, args.device, products=None if "exact" in tool else args.probes)
-        if tool in found:
-            row |= {"value": found[tool], "error": abs(found[tool] / exact - 1)}
-        rows.append(row)
-    return rows
-
-
-def _trace_arms(args: argparse.Namespace, problem: Problem, found: dict[str, float]) -> dict[str, Callable[[], Any]]:
-    arms: dict[str, Callable[[], Any]] = {}
-    H = ritz.Hessian(problem.risk(compile=False))
-
-    def add(tool: str, fn: Callable[[], float]) -> None:
-        arms[tool] = lambda: found.__setitem__(tool, fn())
-
-    for method in ("exact", "hutchinson", "hutch++", "xtrace"):
-        add(f"ritz, {method}", lambda m=method: float(ritz.trace(H, method=m, num_probes=args.probes).value))
-    absent = tools.missing()
-    if "curvlinops" not in absent:
-        import curvlinops
-
-        model, batches = problem.flat()
-        with tools.twice_differentiable():
-            C = curvlinops.HessianLinearOperator(
-                model, problem.loss, list(model.parameters()), batches, check_deterministic=False
-            )
-        most = args.probes // 3 * 3
-        add("curvlinops, hutchinson", lambda: float(curvlinops.hutchinson_trace(C, args.probes)))
-        add("curvlinops, hutch++", lambda: float(curvlinops.hutchpp_trace(C, most)))
-        add("curvlinops, xtrace", lambda: float(curvlinops.xtrace(C, args.probes // 2 * 2)))
-    if "hessian_eigenthings" not in absent:
-        import hessian_eigenthings as he
-
-        model, batches = problem.flat()
-        E = he.HessianOperator(model, batches, he.supervised_loss(problem.loss))
-        add("hessian_eigenthings, hutchinson", lambda: he.hutchinson(E, num_samples=args.probes, seed=0).estimate)
-        add("hessian_eigenthings, hutch++", lambda: he.hutch_plus_plus(E, num_matvecs=args.probes, seed=0).estimate)
-    return arms
-
 
 # ----------------------------------------------------------------------------------------- sample traces
 
@@ -264,6 +206,6 @@ def _slope(x: list[float], y: list[float]) -> float:
 
 
 SUITES: dict[str, Callable[[argparse.Namespace], Report]] = {
-    "products": products, "spectrum": spectrum, "traces": traces, "sample_traces": sample_traces, "steps": steps,
-    "measure": measure, "first": first, "scaling": scaling,
+    "products": products, "spectrum": spectrum, "traces": traces, "diagonals": diagonals,
+    "sample_traces": sample_traces, "steps": steps, "measure": measure, "first": first, "scaling": scaling,
 }  # fmt: skip
