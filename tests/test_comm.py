@@ -1,6 +1,5 @@
 """One process by itself: every collective is the identity, and groups that are not there are refused."""
 
-import contextlib
 import copy
 import pickle
 
@@ -9,7 +8,7 @@ import torch
 
 import ritz
 from ritz import comm
-from ritz.comm import SELF, World, alone, world
+from ritz.comm import SELF, World, world
 from ritz.shares import turns
 from ritz.space import ParamSpace, Shard
 
@@ -65,14 +64,6 @@ def test_what_is_no_group_is_refused(group):
 def test_a_copy_of_a_world_is_the_world_and_a_pickle_of_it_is_alone():
     assert copy.deepcopy(SELF) is SELF
     assert pickle.loads(pickle.dumps(SELF)).size == 1
-
-
-def test_inside_alone_there_is_no_group_and_afterwards_all_is_as_before():
-    with contextlib.suppress(KeyError), alone():
-        assert comm._alone
-        assert world() is SELF
-        raise KeyError
-    assert not comm._alone
 
 
 def test_a_launcher_whose_ranks_do_not_know_each_other_is_noticed_once(monkeypatch, caplog):

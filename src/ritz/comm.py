@@ -17,7 +17,7 @@ import math
 import os
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -284,11 +284,10 @@ def _restored(bad: bytes | str, rank: int) -> Exception:
 
 SELF = World()
 _worlds: dict[int, tuple[Any, World]] = {}
-_alone = False
 
 
 def world(group: Group = "world") -> World:
-    """The ranks that work together: those of the default process group where there is one, unless inside `alone`.
+    """The ranks that work together: those of the default process group where there is one.
 
     Args:
         group: "world", "self" for this process by itself, or a process group of torch.distributed.
@@ -304,7 +303,7 @@ def world(group: Group = "world") -> World:
     if isinstance(group, str):
         if group == "world" and launched_apart():
             _tell_once()
-        if group == "self" or _alone or not (dist.is_available() and dist.is_initialized()):
+        if group == "self" or not (dist.is_available() and dist.is_initialized()):
             return SELF
         group = dist.group.WORLD
     if dist.is_available() and group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -319,23 +318,6 @@ def world(group: Group = "world") -> World:
     if kept is None or kept[0] is not group:
         _worlds[id(group)] = kept = group, World(group)
     return kept[1]
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """What is made inside, a `Risk` say, belongs to this process by itself: for work that one rank does.
-
-    Example:
-        >>> with alone():
-        ...     world().size
-        1
-    """
-    global _alone
-    before, _alone = _alone, True
-    try:
-        yield
-    finally:
-        _alone = before
 
 
 @functools.cache

@@ -14,12 +14,12 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from .reading import SAVE_AGAIN, check_size, damaged, refuse_irregular
+from .reading import check_size, damaged, refuse_irregular
 
 _LEGACY = 5  # pickles in a file of old: magic number, version, system, content, keys of what follows
 
 
-def read_pickled(path: str | os.PathLike[str], remedy: str = SAVE_AGAIN) -> Any:
+def read_pickled(path: str | os.PathLike[str]) -> Any:
     """What `torch.save` wrote, tensors on the host.
 
     Raises:
@@ -48,7 +48,7 @@ def read_pickled(path: str | os.PathLike[str], remedy: str = SAVE_AGAIN) -> Any:
             "model.state_dict() alone, best as .safetensors"
         ) from error
     except Exception as error:  # a damaged file raises nearly anything
-        damaged(path, error, remedy)
+        damaged(path, error)
 
 
 def _rehearse(path: Path) -> None:

@@ -130,9 +130,7 @@ def _finite(digits: str) -> float:
 # ------------------------------------------------------------------------------------------------- tensors
 
 
-def read_tensors(
-    path: str | os.PathLike[str], remedy: str = SAVE_AGAIN
-) -> "tuple[dict[str, Tensor], Mapping[str, str]]":
+def read_tensors(path: str | os.PathLike[str]) -> "tuple[dict[str, Tensor], Mapping[str, str]]":
     """Named tensors of a safetensors file, and the words that come with them.
 
     Raises:
@@ -156,7 +154,7 @@ def read_tensors(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
             return tensors, file.metadata() or {}
     except Exception as error:  # the library has errors of its own, and torch some more
-        damaged(path, error, remedy)
+        damaged(path, error)
 
 
 def inflate(raw: bytes) -> bytes:

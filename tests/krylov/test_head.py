@@ -46,7 +46,8 @@ def check_split(head: Head, A: Tensor, rtol: float = 1e-11) -> None:
     rest = Q @ A @ Q
     size = float(torch.linalg.matrix_norm(A)) + 1e-300
     assert head.trace + float(rest.trace()) == pytest.approx(float(A.trace()), abs=rtol * size)
-    assert head.squared_norm + float(rest.square().sum()) == pytest.approx(float(A.square().sum()), rel=rtol)
+    own = float((head.values.square() + 2 * head.residuals.square()).sum())  # 2 |HU|^2 - |U'HU|^2
+    assert own + float(rest.square().sum()) == pytest.approx(float(A.square().sum()), rel=rtol)
 
 
 def test_the_outliers_are_locked_largest_first():

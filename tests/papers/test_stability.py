@@ -64,14 +64,6 @@ def test_the_top_ritz_value_of_all_steps_is_the_largest_eigenvalue(problem):
     assert top_ritz_value(ritz.Hessian(risk), 100) == pytest.approx(truth, rel=1e-6)
 
 
-def test_the_strict_bound_is_where_the_mean_square_stands_still():
-    for rate, variance in ((0.1, 30.0), (0.5, 3.9), (0.02, 0.0)):
-        top = stability.strict_bound(rate, variance)
-        assert (1 - rate * top) ** 2 + rate**2 * variance == pytest.approx(1)
-        assert top <= 2 / rate
-    assert math.isnan(stability.strict_bound(0.5, 4.1))
-
-
 # --------------------------------------------------------------------------------------------- descending
 
 

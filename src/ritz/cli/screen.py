@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -30,10 +30,10 @@ _SOONEST = 1.0  # seconds before which nothing is said of the time left
 _SURE, _LATEST = 0.01, 60.0  # part of the whole that speed is told from, and seconds after which less has to do
 
 
-def new_console(file: IO[str] | None = None) -> Console:
+def new_console() -> Console:
     """A console as wide as the terminal, or of a fixed width where there is none."""
-    console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=PLAIN_WIDTH)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @dataclass

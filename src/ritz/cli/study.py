@@ -308,13 +308,6 @@ def subject_of(risk: "Risk") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    if not lines or isinstance(error, KeyError):  # whose text is a key alone
-        return type(error).__name__
-    return lines[0][:160]
-
-
 def _list(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more if names else "none"

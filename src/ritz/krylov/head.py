@@ -74,11 +74,6 @@ class Head:
         """Tr U'HU, the head's share of Tr H."""
         return float(self.values.sum())
 
-    @property
-    def squared_norm(self) -> float:
-        """2 ||HU||^2 - ||U'HU||^2 = sum theta_i^2 + 2 |r_i|^2, the head's share of ||H||_F^2."""
-        return float((self.values.square() + 2 * self.residuals.square()).sum())
-
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and equal(self, other)
 

@@ -106,7 +106,7 @@ class LanczosState:
     def tridiagonal(self) -> Tridiagonal:
         """The tridiagonals, on the host."""
         if not self.num_steps:
-            raise ValueError("no step has been taken yet; call advance or lanczos first")
+            raise ValueError("no step has been taken yet; call extend or lanczos first")
         eps = torch.finfo(self.rows.dtype).eps
         return Tridiagonal(self.alpha.cpu(), self.beta.cpu(), self.norms.square().cpu(), eps)
 
@@ -181,19 +181,6 @@ def start(
         scale=torch.full_like(norms, noise / (BREAKDOWN * torch.finfo(rows.dtype).eps)), basis=basis, locked=locked,
         reorthogonalize=reorthogonalize, overlaps=None if basis is None else empty,
     )  # fmt: skip
-
-
-def advance(op: Operator, state: LanczosState) -> LanczosState:
-    """One more step: K products in one batch.
-
-    Example:
-        >>> from ritz.operators.algebra import DenseOperator
-        >>> A = DenseOperator(torch.diag(torch.tensor([1.0, 3.0])))
-        >>> state = advance(A, start(torch.tensor([[1.0, 1.0]])))
-        >>> [round(float(x), 5) for x in (state.alpha, state.beta)]
-        [2.0, 1.0]
-    """
-    return extend(op, state, 1)
 
 
 def lanczos(

@@ -188,17 +188,6 @@ def falling(data: Data, seeds: Sequence[int], epochs: int) -> Rows:
     ]  # fmt: skip
 
 
-def strict_bound(rate: float, variance: float) -> float:
-    """(1 + sqrt(1 - a^2 v)) / a, the bound of SGD; NaN where no point is stable.
-
-    Example:
-        >>> strict_bound(0.1, 0.0), strict_bound(0.1, 64.0), strict_bound(0.1, 101.0)
-        (20.0, 16.0, nan)
-    """
-    left = 1 - rate**2 * variance
-    return (1 + math.sqrt(left)) / rate if left >= 0 else math.nan
-
-
 def _short(value: float) -> float:
     """Five digits."""
     return float(f"{value:.5g}")
