@@ -6,24 +6,22 @@ An `Estimate` keeps two kinds of error apart. `stderr` is sampling error: other 
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .intervals import Affine, Exact, IntervalRule, Number, Pair, StudentT
-from .storage import equal, save
+from .storage import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Estimate:
+class Estimate(Result):
     """A number with its error bar, what it cost and what it means.
 
     Attributes:
@@ -111,13 +109,6 @@ class Estimate:
         return f"{self.name} {show(float(self.value), float(self.stderr))}"
 
     __repr__ = __str__  # parts and samples would fill a screen
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and, where there are tensors, `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The value with its 95 % interval; for one number per sample, their histogram."""

@@ -112,6 +112,19 @@ def save(result: Any, path: str | os.PathLike[str]) -> Path:
     return write_text(stem.with_name(stem.name + ".json"), text)
 
 
+class Result:
+    """What every result has: it is equal to another of its kind with the same numbers, and can be saved."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `path`.json and, where there are tensors, `path`.safetensors; `ritz.load` reads them back equal."""
+        return save(self, path)
+
+
 def load(path: str | os.PathLike[str]) -> Any:
     """Read back what a result's `.save(path)` wrote, equal to what was saved.
 

@@ -1,11 +1,9 @@
 """What an examination found, as data and as tables."""
 
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from ..storage import save
+from ..storage import Result
 from ..tables import Table
 
 Status = Literal["ok", "note", "warning", "failed"]
@@ -92,7 +90,7 @@ class Projection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkup:
+class Checkup(Result):
     """All findings about one risk.
 
     Attributes:
@@ -178,10 +176,6 @@ class Checkup:
             for name, kind in (("findings", Finding), ("trials", Trial), ("projections", Projection))
         }
         return cls(model=tree["model"], convention=tree["convention"], **parts)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json; `ritz.load` reads it back equal."""
-        return save(self, path)
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.costs()}" if self.projections else str(self.table())

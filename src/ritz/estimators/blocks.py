@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,7 +24,7 @@ from ..operators.base import Operator, full_precision
 from ..operators.blocks import BlockDiagonal, PaddedBlocks, block_diagonal
 from ..results import new_axes
 from ..space import select
-from ..storage import equal, save
+from ..storage import Result
 from .precision import compare_blocks
 from .quantities import Spectrum
 from .rounding import widened
@@ -40,7 +39,7 @@ Progress = Callable[[int, int], None]  # (sweeps done, sweeps in all)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BlockSpectra:
+class BlockSpectra(Result):
     """The spectra of diagonal blocks by name, as one run saw them.
 
     Attributes:
@@ -86,13 +85,6 @@ class BlockSpectra:
     def items(self) -> ItemsView[str, Spectrum]:
         """Names and spectra."""
         return self.spectra.items()
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
     def table(self) -> "Table":
         """A row for each group: size, trace, mean eigenvalue, both ends."""

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,18 +26,16 @@ from ..krylov.lanczos import BREAKDOWN
 from ..krylov.quadrature import Quadrature, gauss, scale
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, from_samples
-from ..storage import equal, save
+from ..storage import Result
 from . import density, functions
 from .rounding import Rounding, around
 
 if TYPE_CHECKING:
-    import os
-
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Spectrum:
+class Spectrum(Result):
     """The spectrum of a symmetric matrix of order `dim`, as one run saw it. Every number is an `Estimate`.
 
     Attributes:
@@ -284,15 +281,6 @@ class Spectrum:
     def plot(self, ax: "Axes | None" = None, *, width: float | None = None) -> "Axes":
         """The smoothed density on a logarithmic scale with its 95 % band, and the locked outliers as ticks."""
         return density.draw(self, ax, width)
-
-    def save(self, path: "str | os.PathLike[str]") -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Spectrum(dim={self.dim}, {self.trace}, {self.lambda_max}, {self.lambda_min}; {self.stop})"

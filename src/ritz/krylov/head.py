@@ -15,10 +15,8 @@ share out of what probes must estimate (Chen and Hallman 2022, Krylov-aware defl
 Where ranks multiply together, each keeps its part of every row (`space.Shard`).
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +26,7 @@ from ..comm import SELF
 from ..errors import NonFiniteError
 from ..operators.base import Operator
 from ..space import Shard, row_norms, row_products
-from ..storage import equal, save
+from ..storage import Result
 
 Progress = Callable[[int, int], None]  # (products done, products expected)
 
@@ -37,7 +35,7 @@ _ROUND_OFF = 2.0  # directions of no more than this many eps times the norm are 
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Head:
+class Head(Result):
     """Locked Ritz pairs, largest |theta| first, and what the whole block space says of the ends of the spectrum.
 
     Attributes:
@@ -73,13 +71,6 @@ class Head:
     def trace(self) -> float:
         """Tr U'HU, the head's share of Tr H."""
         return float(self.values.sum())
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
 
 def find_head(

@@ -21,10 +21,8 @@ Where ranks multiply together, each keeps its part of the locked rows and of the
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -33,7 +31,7 @@ from torch import Tensor
 from ..comm import SELF, World
 from ..operators.base import Operator
 from ..space import Shard, row_dots, row_products
-from ..storage import equal, save
+from ..storage import Result
 from .tridiagonal import Tridiagonal
 
 Reorthogonalize = Literal["locked", "full", "none"]
@@ -44,7 +42,7 @@ _CHUNK = 8  # steps of a host basis brought to the device at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LanczosState:
+class LanczosState(Result):
     """A run after some steps: all that is needed to save it and to go on as if it had not stopped.
 
     Attributes:
@@ -117,13 +115,6 @@ class LanczosState:
             if isinstance(value, Tensor) and not (offload and name == "basis"):
                 moved[name] = value.to(device)
         return LanczosState(**moved)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
 
 def start(

@@ -1,8 +1,6 @@
 """Eigenpairs as a result: which are wanted, how good they are."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,7 +10,7 @@ from .. import stopping
 from ..operators.algebra import Metered
 from ..results import new_axes
 from ..space import row_norms
-from ..storage import equal, save
+from ..storage import Result
 from .lanczos import underflows
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ _SHOWN = 6  # values in a line
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EigenPairs:
+class EigenPairs(Result):
     """Eigenvalues, eigenvectors and how good they are.
 
     Attributes:
@@ -56,19 +54,12 @@ class EigenPairs:
     noise: float | None
     convention: str
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
     def __len__(self) -> int:
         return len(self.values)
 
     def __repr__(self) -> str:
         shown = [f"{value:.4g}" for value in self.values[:_SHOWN].tolist()] + ["..."] * (len(self) > _SHOWN)
         return f"EigenPairs({self.which}: {', '.join(shown)}; {self.stop})"
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The eigenvalues by rank, with their residuals as error bars."""

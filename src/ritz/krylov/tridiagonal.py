@@ -1,15 +1,13 @@
 """What Lanczos steps leave of a matrix: a tridiagonal for each probe, and the rules, bounds and Ritz values in it."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..storage import equal, save
+from ..storage import Result
 from . import quadrature
 from .quadrature import Quadrature
 
@@ -24,7 +22,7 @@ class Extremes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Tridiagonal:
+class Tridiagonal(Result):
     """What m steps know of each probe: the tridiagonal, its residual and the length of the start row.
 
     The rules and bounds are those of the unit probe; multiply by `norms2` for a quadratic form of the probe itself.
@@ -83,10 +81,3 @@ class Tridiagonal:
             torch.where(empty, -torch.inf, nodes[:, -1]),
             torch.where(empty, 0.0, residual[:, -1]),
         )
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)

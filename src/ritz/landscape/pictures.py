@@ -1,16 +1,14 @@
 """What was seen along lines and planes: frozen results that save, load and draw themselves."""
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..results import Estimate, new_axes
-from ..storage import equal, save
+from ..storage import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,21 +17,12 @@ _LEVELS = 24  # contours of a plane
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Picture:
+class _Picture(Result):
     """What all of them have: losses on a grid, infinite where the loss is not finite, and 0-1 errors."""
 
     losses: Tensor
     errors: Tensor | None
     convention: str
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

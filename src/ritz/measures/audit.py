@@ -22,7 +22,7 @@ from ..fingerprints import resumable
 from ..intervals import Exact
 from ..results import Estimate
 from ..risk import Risk
-from ..storage import equal, save
+from ..storage import Result, equal
 from ..tables import Table
 from .differences import as_found, difference
 from .elsewhere import TURNING, Shares, places_of, short_run, steps_elsewhere, tolerance, turning, with_spectrum
@@ -87,7 +87,7 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Audit:
+class Audit(Result):
     """Measures of one network, and of the same network at other weights.
 
     Attributes:
@@ -193,13 +193,6 @@ class Audit:
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
 
 def _same_run(before: Estimate, after: Estimate) -> bool:

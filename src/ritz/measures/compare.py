@@ -19,7 +19,7 @@ from ..batches import checksums, tensors_of
 from ..checkpoint import Checkpoint, as_checkpoint
 from ..results import Estimate
 from ..risk import Risk
-from ..storage import equal, save
+from ..storage import Result
 from ..tables import Table
 from .differences import MISS, as_found, difference, direction, probability, same
 from .measure import Measurement, Progress, measure, on_test
@@ -35,7 +35,7 @@ _DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # of many measures
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Ranking:
+class Ranking(Result):
     """The order of the solutions by one measure.
 
     Attributes:
@@ -86,9 +86,6 @@ class Ranking:
         signs = [f" {sign} " if sure else " ~ " for sure in self.sure]
         return "".join(name + after for name, after in zip(self.order, [*signs, ""], strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -112,7 +109,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison(Mapping[str, Ranking]):
+class Comparison(Result, Mapping[str, Ranking]):
     """Solutions side by side: `c["trace"]` is their order by the trace.
 
     Attributes:
@@ -206,15 +203,6 @@ class Comparison(Mapping[str, Ranking]):
         from ..report import build
 
         return build(self).write(path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
 
 def compare(

@@ -18,7 +18,7 @@ from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
 from ..results import Estimate, told_apart
 from ..risk import Risk
-from ..storage import equal, save
+from ..storage import Result
 from ..tables import Table
 from .finished import Known, at_hand, marks
 from .outputs import Outputs
@@ -38,7 +38,7 @@ _COSTS = get_args(Cost)  # from cheap to dear
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Measurement(Mapping[str, Estimate]):
+class Measurement(Result, Mapping[str, Estimate]):
     """What was measured on one solution: `m["trace"]` is an `Estimate`.
 
     Attributes:
@@ -89,11 +89,6 @@ class Measurement(Mapping[str, Estimate]):
 
     def __len__(self) -> int:
         return len(self.estimates)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def table(self) -> Table:
         """Value, error, 95 % interval, convention and reading of each; below it what failed, by reason."""
@@ -150,10 +145,6 @@ class Measurement(Mapping[str, Estimate]):
         for draw, ax in zip(panels, axes, strict=False):
             draw(ax)
         return figure
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
 
 def measure(

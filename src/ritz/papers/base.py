@@ -10,16 +10,14 @@ other, with its evidence. The verdict is computed and never written by hand:
 """
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from torch import Tensor
 
 from ..results import Estimate, show
-from ..storage import equal, save
+from ..storage import Result
 
 Relation = Literal["=", "<=", ">="]
 Verdict = Literal["holds", "holds in direction", "refuted", "not decidable"]
@@ -28,7 +26,7 @@ LEVEL = 0.95  # of the interval that has to lie within, or without, what a claim
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Claim:
+class Claim(Result):
     """One statement of a paper beside one measurement.
 
     The claim allows the numbers x with x = `expected`, x <= `expected` or x >= `expected`, give or take `tolerance`;
@@ -150,9 +148,6 @@ class Claim:
             return float(low), float(high)
         return self.measured, self.measured
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
     @property
     def source(self) -> str:
         """Where the statement is, or what a question of ours is about.
@@ -163,10 +158,6 @@ class Claim:
         """
         place = f"{self.paper}, {self.where}" if self.where else self.paper
         return f"ours, on {place}" if self.ours else place
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the claim for `ritz.load`; a tuple of claims goes through `ritz.storage.save`."""
-        return save(self, path)
 
 
 def claims_table(claims: Iterable[Claim]) -> str:

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from ..intervals import StudentT
 from ..results import Estimate, affine, derived, new_axes
-from ..storage import equal, save
+from ..storage import Result
 from .edges import bulk_edge
 from .laws import Law, MarchenkoPastur, Semicircle
 from .measured import Measured
 
 if TYPE_CHECKING:
-    import os
-    from pathlib import Path
-
     from matplotlib.axes import Axes
 
     from ..estimators.quantities import Spectrum
@@ -31,7 +28,7 @@ _ROUND_OFF = 1e-12  # of shares that all probes agree on
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LawFit:
+class LawFit(Result):
     """A law with the scale of a measured spectrum, and how far the two are apart.
 
     Attributes:
@@ -77,15 +74,6 @@ class LawFit:
         ax.set(yscale="log", xlabel="eigenvalue", ylabel="density")
         ax.legend()
         return ax
-
-    def save(self, path: "str | os.PathLike[str]") -> "Path":
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
         lines = [f"{self.law}", *map(str, (self.edge, self.distance, self.skewness, self.kurtosis, self.outside))]

@@ -9,22 +9,19 @@ from torch import Tensor
 
 from ..intervals import RandomStart, StudentT
 from ..results import Estimate, affine
-from ..storage import equal, save
+from ..storage import Result
 from .edges import Noise, edge_quantile, noise_level
 from .measured import check_source
 from .spikes import debias
 
 if TYPE_CHECKING:
-    import os
-    from pathlib import Path
-
     from ..estimators.quantities import Spectrum
 
 _SURE = 0.975  # probability of the bound on what the probes of a run have not seen, on each side
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Outliers:
+class Outliers(Result):
     """The eigenvalues that noise of a given level does not explain.
 
     Attributes:
@@ -38,15 +35,6 @@ class Outliers:
     count: Estimate
     eigenvalues: Tensor
     spikes: Estimate
-
-    def save(self, path: "str | os.PathLike[str]") -> "Path":
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def outliers(source: "Spectrum | Tensor", s2: Noise, *, level: float = 0.99) -> Outliers:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from ..intervals import StudentT
 from ..results import Estimate, derived
-from ..storage import equal, save
+from ..storage import Result
 from .edges import Noise, cost, degrees, noise_level
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Shrinkage:
+class Shrinkage(Result):
     """beta H_batch + (1 - beta) c I, the best of its kind, and the damping that does the same.
 
     Attributes:
@@ -49,15 +49,6 @@ class Shrinkage:
         """beta lambda + (1 - beta) c; the eigenvectors stay as they are."""
         beta = float(self.beta.value)
         return beta * eigenvalues + (1 - beta) * float(self.target.value)
-
-    def save(self, path: Any) -> Any:
-        """Write `path`.json and, where there are tensors, `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def shrinkage(

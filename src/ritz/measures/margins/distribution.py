@@ -1,10 +1,8 @@
 """How numbers of single items are distributed: weighted quantiles, skewness, boxes and histograms."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...results import new_axes
-from ...storage import equal, save
+from ...storage import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +93,7 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MarginDistribution:
+class MarginDistribution(Result):
     """The margins of all items, and what describes their distribution (seed 003, figure 4c).
 
     Attributes:
@@ -193,13 +191,6 @@ class MarginDistribution:
             return f"skewness {self.skewness:.2f}"
         except UnsupportedError:
             return "all the same"
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
 
 
 def drawn(box: Box, label: str) -> dict[str, Any]:

@@ -11,10 +11,8 @@ scaled up and the next one down, or all outputs together (Jiang et al. 2019).
 import contextlib
 import fnmatch
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -26,7 +24,7 @@ from ...errors import NonFiniteError, UnsupportedError
 from ...reducers import Concat, Mean
 from ...results import Estimate, new_axes
 from ...risk import Params, Progress, Risk
-from ...storage import equal, save
+from ...storage import Result
 from ..outputs import coupled
 from .distribution import Box, MarginDistribution, drawn
 
@@ -41,7 +39,7 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LayerMargins:
+class LayerMargins(Result):
     """Margins of every item at the input of the network and of its linear and convolutional layers.
 
     Attributes:
@@ -111,13 +109,6 @@ class LayerMargins:
         ax.tick_params(axis="x", rotation=45 if len(self.layers) > 4 else 0)
         ax.set(xlabel="input of layer", ylabel="normalised margin" if bool((self.spread != 1).any()) else "margin")
         return ax
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
 
 
 def layer_margins(

@@ -5,9 +5,7 @@ would have (ACEHT), the margin bound on it, and the output margin (figures 3 and
 Hutchinson's probes, whose noise alone keeps r below 1; here they are exact where the network allows it.
 """
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -18,7 +16,7 @@ from ...estimators.samples import Method, sample_traces
 from ...reducers import Concat
 from ...results import Estimate
 from ...risk import Params, Progress, Risk
-from ...storage import equal, save
+from ...storage import Result
 from ..outputs import sample_outputs
 from ..study.correlation import MarginCorrelations, PointCorrelations, margin_correlations
 from .summaries import sample_aceht, sample_margin_bound, sample_margins
@@ -33,7 +31,7 @@ _AXES = {"aceht": "ACEHT", "bound": "margin bound", "margin": "output margin"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MarginStudy:
+class MarginStudy(Result):
     """How per-sample Hessian traces go with margins; right and wrong predictions apart, with and without outliers.
 
     Attributes:
@@ -76,13 +74,6 @@ class MarginStudy:
         ax = found.plot(ax)
         ax.set(xlabel=f"{_AXES[against]} of the sample")
         return ax
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
 
 
 def _row(group: PointCorrelations) -> str:

@@ -12,10 +12,8 @@ an observation on families of trained networks, not a theorem.
 """
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor
 from ...intervals import StudentT
 from ...results import Estimate, new_axes
 from ...risk import Progress, Risk
-from ...storage import equal, save
+from ...storage import Result
 from .linear_maps import weight_matrices
 from .matrix_laws import MIN_TAIL, Bulk, PowerLaw, fit_bulk, fit_power_law
 
@@ -35,7 +33,7 @@ MIN_EIGENVALUES = 50  # fewer do not tell one tail from another
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LayerSpectrum:
+class LayerSpectrum(Result):
     """The spectrum of one weight matrix.
 
     Attributes:
@@ -53,11 +51,6 @@ class LayerSpectrum:
     tail: PowerLaw | None
     bulk: Bulk | None
     note: str = ""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def log_norm(self) -> Estimate:
@@ -121,7 +114,7 @@ class LayerSpectrum:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LayerSpectra:
+class LayerSpectra(Result):
     """The spectra of all weight matrices of a network. Every number is a mean over layers, which are its parts.
 
     A layer that has no such number, as its spectrum is too short, is a part all the same: NaN, with the reason as its
@@ -132,15 +125,6 @@ class LayerSpectra:
     """
 
     layers: Mapping[str, LayerSpectrum]
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
     @property
     def log_norm(self) -> Estimate:

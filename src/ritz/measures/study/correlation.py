@@ -9,10 +9,8 @@ or has no points, the value is NaN and `reason` says why.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from torch import Tensor
 from ...batches import isolated_rng
 from ...intervals import Bootstrap
 from ...results import Estimate, new_axes
-from ...storage import equal, save
+from ...storage import Result
 from .resampling import Method, bootstrap, fisher, p_value_of, ranks, value_of, why_none
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ SYMBOLS = {"pearson": "r", "spearman": "rho", "kendall": "tau"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Correlation:
+class Correlation(Result):
     """A correlation with its interval and the p-value of no relation.
 
     Attributes:
@@ -92,13 +90,6 @@ class Correlation:
         low, high = self.interval()
         p = f"p = {self.p_value:.3g} ({self.p_method})"
         return f"{symbol} {self.value:.3f} in [{low:.3f}, {high:.3f}], {p}, n = {self.n}"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and, where there is a bootstrap, `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The value with its 95 % interval."""
@@ -230,7 +221,7 @@ def without_outliers(x: Column, y: Column, *, num_neighbors: int = 20) -> tuple[
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PointCorrelations:
+class PointCorrelations(Result):
     """How a bound goes with the traces, over one kind of points.
 
     Attributes:
@@ -255,12 +246,9 @@ class PointCorrelations:
         """Points, outliers included."""
         return self.pearson.n
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MarginCorrelations:
+class MarginCorrelations(Result):
     """The study of seed 003: per-sample Hessian traces against what a forward pass gives, for two kinds of points.
 
     Attributes:
@@ -294,13 +282,6 @@ class MarginCorrelations:
         if self.reliability < 1:
             lines.append(f"probe noise keeps r under {math.sqrt(self.reliability):.3f}")
         return "\n".join(lines)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; see `ritz.load`."""
-        return save(self, path)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Every point, its bound across and its trace up; outliers are hollow (figure 3 of seed 003)."""

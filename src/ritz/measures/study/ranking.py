@@ -8,10 +8,8 @@ runs of one training loss.
 """
 
 import math
-import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...results import new_axes
-from ...storage import equal, save
+from ...storage import Result
 from ...tables import Table
 from .axes import Granulated, Information, SignError, conditional_information, granulated_tau, sign_error
 from .correlation import Correlation, kendall, spearman
@@ -36,7 +34,7 @@ Verdict = Literal["predicts", "against", "cannot tell"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StudyRow:
+class StudyRow(Result):
     """What many runs say of one measure.
 
     Attributes:
@@ -67,12 +65,9 @@ class StudyRow:
     verdict: Verdict = "cannot tell"
     reason: str = ""
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Study(Mapping[str, StudyRow]):
+class Study(Result, Mapping[str, StudyRow]):
     """What many runs say of many measures, best first: `study["trace"].verdict`.
 
     Attributes:
@@ -112,11 +107,6 @@ class Study(Mapping[str, StudyRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __str__(self) -> str:
         return str(self.table())
 
@@ -146,10 +136,6 @@ class Study(Mapping[str, StudyRow]):
         runs = len(self.columns[self.target])
         title = f"{self.target} over {runs} runs" + (f", axes {', '.join(self.axes)}" if self.axes else "")
         return Table(header, lines, title=title, notes=self.notes, numeric=range(1, len(header) - 1))
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path`.json and `path`.safetensors; `ritz.load` reads them back equal."""
-        return save(self, path)
 
     def plot(self, ax: "Axes | Sequence[Axes] | None" = None, measures: Sequence[str] | None = None) -> "list[Axes]":
         """A panel per measure: every run, measure across and gap up, and the closest curve that never turns back.
