@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ritz import compilation
-from ritz.compilation import Compilations, Prospect, compilations_of, trace
-from ritz.replay import Recordings
+from ritz.compilation import Compilations, Prospect, trace
 
 LONG = Prospect(spent=1e6)
 
@@ -264,8 +263,3 @@ def test_advice_of_a_compiler_neither_stops_it_nor_is_passed_on(monkeypatch):
     compilations = Compilations()
     compilations.run("f", lambda x: (x * 2,), [torch.ones(2)])
     assert len(compilations) == 1
-
-
-def test_compilations_go_with_the_recordings_of_a_risk():
-    first, second = Recordings(), Recordings()
-    assert compilations_of(first) is compilations_of(first) is not compilations_of(second)

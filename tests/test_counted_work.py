@@ -234,7 +234,7 @@ def test_the_host_does_little_for_a_product_that_is_prepared(monkeypatch):
     row = torch.ones(1, H.dim)
     for _ in range(4):
         H.rows(row)
-    assert (len(risk.state()), len(risk.held), len(risk.recordings)) == (97, 1, 1)
+    assert (len(risk.state()), len(risk.shortcuts.held), len(risk.shortcuts.recordings)) == (97, 1, 1)
     sys.setprofile(lambda frame, event, arg: calls.append(event) if event in ("call", "c_call") else None)
     try:
         H.rows(row)

@@ -47,6 +47,7 @@ ALLOWED = {
     "held": "errors replay",
     "partition": "errors",
     "compilation": "errors replay partition",
+    "shortcuts": "replay held compilation",
     "convolutions": "errors",
     "plan": RESULTS,
     "losses": "errors space",
@@ -60,8 +61,8 @@ ALLOWED = {
     "modes": "errors space batches weight_norms",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
-    "walks": "errors memory comm reducers batches shares sharded weights diagnoses",
-    "risk": f"{RESULTS} comm reducers space replay held plan losses captures batches shares sharded modes diagnoses "
+    "walks": "errors memory comm reducers shortcuts batches shares sharded weights diagnoses",
+    "risk": f"{RESULTS} comm reducers space replay shortcuts plan losses captures batches shares sharded modes diagnoses "
     "soundness weights walks",
     "linearity": "errors batches captures risk",
     "operators": f"{RESULTS} memory comm reducers space replay held compilation convolutions plan losses captures "

@@ -11,6 +11,7 @@ from ritz.batches import Batches
 from ritz.comm import SELF
 from ritz.memory import NoRoomError
 from ritz.reducers import Concat, Mean
+from ritz.shortcuts import Shortcuts
 from ritz.walks import fold, pieces
 
 VALUES = torch.arange(1.0, 11.0)
@@ -20,7 +21,7 @@ def walked(splittable=True, piece=None, batch_size=4):
     """Ten samples in batches of 4, 4 and 2."""
     device = torch.device("cpu")
     return SimpleNamespace(
-        world=SELF, device=device, splittable=splittable, _piece=piece, _sharded=None, let_go=lambda: False,
+        world=SELF, device=device, splittable=splittable, _piece=piece, _sharded=None, shortcuts=Shortcuts(),
         batches=Batches((VALUES[:, None], VALUES), batch_size=batch_size, device=device, dtype=None),
         params=lambda: {"scale": torch.tensor(2.0)}, session=contextlib.nullcontext,
     )  # fmt: skip
@@ -68,7 +69,7 @@ def test_a_walk_goes_on_in_the_pieces_that_fitted_and_the_result_is_in_the_order
 
 def test_what_is_held_for_speed_is_let_go_of_before_a_batch_is_cut():
     risk, sizes, held = walked(), [], ["recording"]
-    risk.let_go = lambda: bool(held and held.pop())
+    risk.shortcuts.let_go = lambda: bool(held and held.pop())
 
     def work(batch):  # room for four samples, or for three beside a recording
         return fitting(4 - len(held), sizes)(batch)

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ritz
-from ritz.compilation import compilations_of
 
 from .problems import Problem
 
@@ -101,10 +100,10 @@ class Ours:
     @property
     def way(self) -> dict[str, Any]:
         """How products came to be taken."""
-        recordings = self.operator.risk.recordings
+        shortcuts = self.operator.risk.shortcuts
         return {
-            "route": getattr(self.operator, "route", ""), "chunk": self.operator._chunk, "recorded": len(recordings),
-            "compiled": len(compilations_of(recordings)),
+            "route": getattr(self.operator, "route", ""), "chunk": self.operator._chunk,
+            "recorded": len(shortcuts.recordings), "compiled": len(shortcuts.compilations),
         }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import os
 import shutil
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .partition import partition
-from .replay import Recordings, multiplies_in_tf32
+from .replay import multiplies_in_tf32
 
 log = logging.getLogger(__name__)
 
@@ -249,20 +248,6 @@ class Compilations:
         said = "" if error is None else f": {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         log.info("not compiled, run as it is: the function %s%s", reason, said)
         state.refused, state.graph = True, None
-
-
-_of: "weakref.WeakKeyDictionary[Recordings, Compilations]" = weakref.WeakKeyDictionary()
-
-
-def compilations_of(recordings: Recordings) -> Compilations:
-    """The compiled functions that go with some recordings: of one model and loss, as those are.
-
-    Example:
-        >>> recordings = Recordings()
-        >>> compilations_of(recordings) is compilations_of(recordings)
-        True
-    """
-    return _of.setdefault(recordings, Compilations())
 
 
 def trace(fn: Function, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:

@@ -7,7 +7,6 @@ with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -22,14 +21,14 @@ from .captures import Capture, Recorder
 from .comm import SELF, Group, world
 from .diagnoses import refuse_gradient
 from .errors import UnsupportedError
-from .held import Held
 from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
-from .replay import Recordings, Settings, is_static
+from .replay import Settings, is_static
 from .sharded import ShardedModel, is_sharded
 from .shares import leads
+from .shortcuts import Shortcuts
 from .soundness import examine
 from .space import ParamSpace, select
 from .weights import Placed, Weights, modules_of
@@ -38,8 +37,6 @@ Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class Risk:
@@ -127,8 +124,7 @@ class Risk:
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
             )
         self.routes: dict[tuple[str, ...], Route] = {}  # of Hessian products, by parameters, once they are chosen
-        self.recordings = Recordings()  # of products; shared by risks of the same outputs, as the routes are
-        self.held = Held()  # what products of one batch share; likewise
+        self.shortcuts = Shortcuts()  # shared by risks of the same outputs, as the routes are
         self.notes: tuple[str, ...] = ()
         self._total_weight: float | None = None  # of all items; not known before the data was looked at
 
@@ -196,18 +192,6 @@ class Risk:
         """Whether each call of model and loss is known to be the same sequence of operations: nothing is the user's."""
         known = self._caller.plain and not isinstance(self._loss, CallableLoss)
         return known and self._once("static", lambda: is_static(self._modules()))
-
-    @property
-    def holds(self) -> bool:
-        """Whether memory of the device is held for speed alone: recordings, and what products of a batch share."""
-        return len(self.recordings) + len(self.held) > 0
-
-    def let_go(self) -> bool:
-        """Give that memory back, and hold no more of it for the same; whether there was any."""
-        found = [self.recordings.let_go(), self.held.let_go()]
-        if any(found):
-            log.warning("out of memory: what was recorded, or kept for the next product, is let go of")
-        return any(found)
 
     def settings(self) -> Hashable:
         """What the modules are set to."""
@@ -340,7 +324,7 @@ class Risk:
                 raise ValueError(f"there is no device {str(device)!r} here ({why}); 'cpu' is always there") from error
         if dtype is not None:
             moved.dtype = moved._data_dtype = dtype
-        moved.routes, moved.recordings, moved.held = {}, Recordings(), Held()
+        moved.routes, moved.shortcuts = {}, Shortcuts()
         moved.batches = moved._batched(self.batches.source, None, self.batches.share)
         return moved
 
@@ -350,7 +334,7 @@ class Risk:
         plain = self._caller.forward_only.fn
         other = self._copy()
         other._caller = Caller(self.model, lambda model, batch: fn(plain(model, batch), batch), None)
-        other.routes, other.recordings, other.held = {}, Recordings(), Held()
+        other.routes, other.shortcuts = {}, Shortcuts()
         other.notes = (*self.notes, note) if note else self.notes
         return other
 

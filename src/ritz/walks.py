@@ -20,6 +20,7 @@ from .memory import NoRoomError, is_shortage, make_room
 from .reducers import Mean, Reducer
 from .sharded import ShardedModel
 from .shares import Turn, padded, turns
+from .shortcuts import Shortcuts
 from .weights import Params
 
 Summed = tuple[Tensor, Tensor]  # (total, weight) of a batch, or of a piece of one
@@ -35,6 +36,7 @@ class Walked(Protocol):
     batches: Batches
     _sharded: ShardedModel | None
     _piece: int | None  # the most samples at a time, less once memory has run out; None for whole batches
+    shortcuts: Shortcuts  # whose memory is given back before a batch is cut
 
     @property
     def splittable(self) -> bool:
@@ -45,9 +47,6 @@ class Walked(Protocol):
 
     def session(self) -> AbstractContextManager[None]:
         """The model as the risk sees it."""
-
-    def let_go(self) -> bool:
-        """Give back memory that is held for speed; whether there was any."""
 
 
 def fold(
@@ -110,7 +109,7 @@ def pieces(risk: Walked, work: Callable[[Batch], Summed], batch: Batch) -> list[
             if not is_shortage(error):
                 raise
             why = str(error).partition("\n")[0][:160]
-        held = risk.let_go()  # outside the except block, whose traceback would hold the memory
+        held = risk.shortcuts.let_go()  # outside the except block, whose traceback would hold the memory
         make_room(risk.device)
         if held:
             continue

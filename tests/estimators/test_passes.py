@@ -58,7 +58,7 @@ def test_recorded_sample_traces_are_the_eager_ones_while_weights_and_data_move()
             for p in model.parameters():
                 p.mul_(0.9)
             model[1].running_mean += 0.1
-    assert len(risk.recordings) == 1  # of the size that came more than once in a call
+    assert len(risk.shortcuts.recordings) == 1  # of the size that came more than once in a call
 
 
 @pytest.mark.usefixtures("graphs")
@@ -70,7 +70,7 @@ def test_recorded_exact_traces_are_the_eager_ones(matrix):
         assert exact_trace(matrix(risk))[1] == pytest.approx(exact_trace(matrix(plain))[1], rel=1e-12)
         with torch.no_grad():
             model[0].weight.mul_(1.1)
-    assert len(risk.recordings) == 1
+    assert len(risk.shortcuts.recordings) == 1
 
 
 @pytest.mark.usefixtures("graphs")
@@ -78,7 +78,7 @@ def test_labels_that_are_drawn_belong_to_the_batch_and_are_not_recorded():
     risk, plain = (Risk(conv(), CE, PARTS, plan=Plan(replay=replays)) for replays in (True, False))
     for _ in range(3):
         assert exact_trace(Fisher(risk, num_samples=2)) == exact_trace(Fisher(plain, num_samples=2))
-    assert len(risk.recordings) == 0
+    assert len(risk.shortcuts.recordings) == 0
 
 
 @pytest.mark.usefixtures("graphs")
@@ -86,7 +86,7 @@ def test_passes_without_layer_rules_are_not_recorded():
     X, y = data(9, 4), labels(9)
     risk = Risk(randomised(Outside()), CE, (X, y), batch_size=3, plan=REPLAYED)
     torch.testing.assert_close(sample_traces(risk).value, true_traces(risk.model, CE, X, y), rtol=1e-9, atol=1e-12)
-    assert len(risk.recordings) == 0
+    assert len(risk.shortcuts.recordings) == 0
 
 
 @pytest.mark.usefixtures("graphs")
@@ -234,4 +234,4 @@ def test_on_a_gpu_recorded_and_joined_sample_traces_are_those_of_a_cpu():
     apart = Risk(model, CE, [(x.cuda(), y.cuda()) for x, y in PARTS], plan=Plan(micro_batch=4))
     for _ in range(3):
         torch.testing.assert_close(sample_traces(apart).value, wanted.value, rtol=1e-9, atol=1e-12)
-    assert len(apart.recordings) > 0
+    assert len(apart.shortcuts.recordings) > 0

@@ -221,7 +221,7 @@ def test_what_was_recorded_is_let_go_of_before_fewer_vectors_are_taken(room):
     class Hungry(ritz.GGN):
         def _batch_rows(self, params, batch, rows):
             seen.append(len(rows))
-            if len(rows) + len(self.risk.recordings) > room:
+            if len(rows) + len(self.risk.shortcuts.recordings) > room:
                 raise torch.OutOfMemoryError("too much")
             return super()._batch_rows(params, batch, rows)
 
@@ -229,8 +229,8 @@ def test_what_was_recorded_is_let_go_of_before_fewer_vectors_are_taken(room):
     G, V = ritz.GGN(risk), torch.randn(risk.dim, room)
     truth = G @ V
     G @ V[:, :1], G @ V[:, :1]
-    assert len(risk.recordings) > 0
+    assert len(risk.shortcuts.recordings) > 0
     seen.clear()
     torch.testing.assert_close(Hungry(risk) @ V, truth)
     assert set(seen) == {room}
-    assert len(risk.recordings) == 0
+    assert len(risk.shortcuts.recordings) == 0

@@ -11,7 +11,6 @@ from torch._dynamo.utils import counters
 
 import ritz
 from ritz import compilation
-from ritz.compilation import compilations_of
 from ritz.operators import footprint, risk_operator
 from ritz.operators.tape import layers
 from ritz.replay import tensor_cores
@@ -42,7 +41,7 @@ def test_traced_products_are_right_on_every_network(lowered, name, matrix):
     wanted = cases.truth(name, matrix) @ V
     for _ in range(2):
         assert cases.relative(A @ V, wanted) < SAME
-    assert len(lowered) == len(compilations_of(risk.recordings)) == 1  # the ragged batches are taken as they are
+    assert len(lowered) == len(risk.shortcuts.compilations) == 1  # the ragged batches are taken as they are
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
@@ -159,7 +158,7 @@ def test_where_precision_is_short_one_vector_is_held_against_float64(monkeypatch
     for _ in range(2):
         assert cases.relative((G @ V).double(), cases.truth("mlp_mse", "GGN") @ V) < 1e-5
     assert seen == [(3, torch.float32), (1, torch.float64)]
-    assert len(compilations_of(risk.recordings)) == 1
+    assert len(risk.shortcuts.compilations) == 1
 
 
 def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lowered, monkeypatch):
@@ -172,11 +171,11 @@ def test_a_recording_of_the_product_as_it_is_gives_way_to_the_compiled_one(lower
     G, V = ritz.GGN(risk), columns(risk.dim)
     for _ in range(3):
         G @ V
-    assert (len(risk.recordings), len(lowered)) == (1, 0)
+    assert (len(risk.shortcuts.recordings), len(lowered)) == (1, 0)
     G.expect(10**9)
     for _ in range(6):
         assert cases.relative(G @ V, ritz.GGN(problem.risk(problem.batches[:1])) @ V) < SAME
-    assert (len(risk.recordings), len(lowered)) == (1, 1)
+    assert (len(risk.shortcuts.recordings), len(lowered)) == (1, 1)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -186,7 +185,7 @@ def test_a_compiled_product_is_recorded_where_the_device_would_wait_for_the_host
     H, V = ritz.Hessian(risk), columns(risk.dim)
     for _ in range(4):
         assert cases.relative(H @ V, cases.truth("conv", "Hessian") @ V) < SAME
-    recorded = {key[0][0] for key, made in risk.recordings._kept.items() if made is not None}
+    recorded = {key[0][0] for key, made in risk.shortcuts.recordings._kept.items() if made is not None}
     assert any(isinstance(recipe, tuple) and "compiled" in recipe for recipe in recorded) is waits
 
 
@@ -198,11 +197,11 @@ def test_products_at_the_side_of_a_run_are_taken_as_they_are(lowered):
         for _ in range(3):
             assert cases.relative(both @ V, 3 * cases.truth("conv", "Hessian") @ V + V) < SAME
     assert not lowered
-    assert not len(risk.recordings)
+    assert not len(risk.shortcuts.recordings)
     for _ in range(3):
         H @ V
     assert len(lowered) == 1
-    assert len(risk.recordings)
+    assert len(risk.shortcuts.recordings)
 
 
 def test_a_spectrum_compiles_for_as_many_vectors_as_it_takes_at_a_time(lowered):
@@ -251,7 +250,7 @@ def test_products_through_torch_compile_are_right_on_every_network(monkeypatch, 
     A, V = MATRICES[matrix](risk), columns(risk.dim)
     for _ in range(2):
         assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
-    assert len(compilations_of(risk.recordings)) == 1
+    assert len(risk.shortcuts.compilations) == 1
 
 
 def test_through_torch_compile_a_product_is_right_and_compiled_once(monkeypatch):
@@ -460,8 +459,8 @@ def test_on_a_gpu_compiled_products_are_right_in_float64_and_as_near_as_others_i
         A = MATRICES[matrix](risk)
         for _ in range(5):  # compiled, recorded, replayed
             assert cases.relative((A @ V.cuda()).cpu().double(), wanted) < most
-        assert len(compilations_of(risk.recordings)) == 1
-        assert len(risk.held) > 0
+        assert len(risk.shortcuts.compilations) == 1
+        assert len(risk.shortcuts.held) > 0
 
 
 @pytest.mark.gpu
@@ -475,7 +474,7 @@ def test_on_a_gpu_what_is_kept_and_recorded_goes_with_the_weights():
         for _ in range(4):
             torch.testing.assert_close(H @ V, whole(model, X, Y) @ V)
         model[0].weight.data.mul_(1.5)  # which torch does not count
-    assert len(compilations_of(H.risk.recordings)) == len(H.risk.recordings) == len(H.risk.held) == 1
+    assert len(H.risk.shortcuts.compilations) == len(H.risk.shortcuts.recordings) == len(H.risk.shortcuts.held) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -494,7 +493,7 @@ def test_recorded_products_are_right_on_every_network_in_float64_and_with_tensor
         with tensor_cores():
             for _ in range(3):
                 assert cases.relative((A @ V.to(device)).cpu().double(), wanted) < most
-        assert len(A.risk.recordings) > 0
+        assert len(A.risk.shortcuts.recordings) > 0
 
 
 # ------------------------------------------------------------------------------------ what vectors share, kept
@@ -514,7 +513,7 @@ def test_what_many_vectors_share_is_not_kept(keeps, k, parts):
     for _ in range(2):
         H @ columns(H.dim, k)
     assert len(keeps) == parts
-    assert (len(H.risk.held) > 0) is (parts == 2)
+    assert (len(H.risk.shortcuts.held) > 0) is (parts == 2)
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -527,7 +526,7 @@ def test_products_that_keep_what_vectors_share_are_right_on_every_network(keeps,
         V = columns(risk.dim, seed=seed)
         assert cases.relative(A @ V, cases.truth(name, matrix) @ V) < SAME
     assert len(keeps) == 2  # what is shared, and the rest; the ragged batches are taken as they are
-    assert len(risk.held) > 0
+    assert len(risk.shortcuts.held) > 0
 
 
 def whole(model, X, Y):
@@ -561,7 +560,7 @@ def test_what_vectors_share_is_computed_once(keeps, kept):
     for asked in (0, 1):  # once for the weights as they are, and that was before
         for seed in range(3):
             H @ columns(H.dim, seed=seed)
-        assert (len(calls), len(H.risk.held)) == (asked, 1)
+        assert (len(calls), len(H.risk.shortcuts.held)) == (asked, 1)
         model[0].weight.data.mul_(2)
 
 
@@ -603,7 +602,7 @@ def test_where_data_are_not_cached_or_too_large_to_share_nothing_is_kept(keeps, 
         H = ritz.Hessian(ritz.Risk(nn.Linear(3, 3), nn.CrossEntropyLoss(), (X, Y), plan=plan))
         for _ in range(3):
             H @ columns(H.dim)
-        assert len(H.risk.held) == 0
+        assert len(H.risk.shortcuts.held) == 0
 
 
 def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
@@ -611,7 +610,7 @@ def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
     plain, short = H._product, [True]
 
     def product(*args):
-        if H.risk.holds and short:
+        if H.risk.shortcuts.hold_memory and short:
             short.clear()
             raise torch.OutOfMemoryError("no room")
         return plain(*args)
@@ -623,7 +622,7 @@ def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
         H @ V
     assert (H._chunk, len(caplog.records)) == (before, 1)
     assert "let go of" in caplog.text
-    assert len(H.risk.held) == 0  # nor is it kept again, only to run out of memory in the next product
+    assert len(H.risk.shortcuts.held) == 0  # nor is it kept again, only to run out of memory in the next product
 
 
 def test_a_part_that_writes_to_what_is_kept_is_not_trusted(keeps, monkeypatch, caplog):
@@ -644,7 +643,7 @@ def test_a_part_that_writes_to_what_is_kept_is_not_trusted(keeps, monkeypatch, c
     with caplog.at_level(logging.INFO, "ritz"):
         for _ in range(3):
             H @ V
-    assert len(compilations_of(H.risk.recordings)) == 0
+    assert len(H.risk.shortcuts.compilations) == 0
     assert "off" in caplog.text
 
 

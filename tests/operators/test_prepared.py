@@ -117,7 +117,7 @@ def _nothing(s: Studied) -> None:
 
 
 def _let_go(s: Studied) -> None:
-    s.risks["all"].let_go()
+    s.risks["all"].shortcuts.let_go()
 
 
 CHANGES: list[Callable[[Studied], None]] = [
@@ -141,8 +141,8 @@ def test_each_change_is_seen(change):
     for _ in range(3):
         for _ in range(3):
             studied.check_one(H, "Hessian", "all", 1)
-        assert len(compilation.compilations_of(H.risk.recordings)) > 0
-        assert change is _let_go or (len(H.risk.held) > 0 and len(H.risk.recordings) > 0)
+        assert len(H.risk.shortcuts.compilations) > 0
+        assert change is _let_go or (len(H.risk.shortcuts.held) > 0 and len(H.risk.shortcuts.recordings) > 0)
         change(studied)
     studied.check_one(H, "Hessian", "all", 1)
 

@@ -79,7 +79,7 @@ def test_at_other_weights_than_its_own_a_risk_records_nothing(problem, device):
         with G.aside():
             wanted = [G.batch_rows(params, batch, rows)[0] for _ in range(3) for params in (here, there)]
     torch.testing.assert_close(found, wanted)
-    assert len(G.risk.recordings) == 1
+    assert len(G.risk.shortcuts.recordings) == 1
 
 
 def test_a_recording_serves_all_batches_of_one_shape_and_all_risks_made_from_one(problem):
@@ -91,7 +91,7 @@ def test_a_recording_serves_all_batches_of_one_shape_and_all_risks_made_from_one
     for _ in range(3):
         torch.testing.assert_close(ritz.GGN(risk) @ v, ritz.GGN(risk_of(model, (X[:8], y[:8]), replay=False)) @ v)
         torch.testing.assert_close(G @ v, truth @ v)
-    assert len(risk.recordings) == len(G.risk.recordings) == 1
+    assert len(risk.shortcuts.recordings) == len(G.risk.shortcuts.recordings) == 1
 
 
 def test_a_risk_at_other_weights_does_not_read_those_of_the_recording(problem):
@@ -139,7 +139,7 @@ def test_a_graph_sees_changes_of_weights_modules_and_class_weights(problem, matr
             model[0].weight = nn.Parameter(2 * model[0].weight.detach(), requires_grad=False)
         if step == 3:
             weight[0] = 3.0
-    assert len(made[0].risk.recordings) > 1
+    assert len(made[0].risk.shortcuts.recordings) > 1
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_drawn_labels_belong_to_the_batch_and_are_not_recorded(problem):
         F = ritz.Fisher(risk, num_samples=2, seed=3)
         truth = ritz.Fisher(risk_of(model, [(X[:5], y[:5]), (X[5:], y[5:])], replay=False), num_samples=2, seed=3)
         torch.testing.assert_close(F.dense(), truth.dense())
-    assert len(risk.recordings) == 0
+    assert len(risk.shortcuts.recordings) == 0
 
 
 @pytest.mark.gpu
@@ -178,4 +178,4 @@ def test_on_a_gpu_graphs_are_replayed_by_default_for_known_modules(problem, matr
         torch.testing.assert_close(MATRICES[matrix](risk).rows(rows), MATRICES[matrix](truth).rows(rows))
         with torch.no_grad():
             model[0].weight.mul_(1.1)
-    assert len(risk.recordings) == 1
+    assert len(risk.shortcuts.recordings) == 1

@@ -90,5 +90,5 @@ def replayed(
         return fn(batch.holding(tensors))
 
     key = (name, risk.place(), batch.size, skeleton(batch.data))
-    total, weight = risk.recordings.run(key, of_tensors, tensors_of(batch.data))
+    total, weight = risk.shortcuts.recordings.run(key, of_tensors, tensors_of(batch.data))
     return total, weight

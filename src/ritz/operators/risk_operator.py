@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of
-from ..compilation import Compiled, Prospect, compilations_of
+from ..compilation import Compiled, Prospect
 from ..errors import NonFiniteError, UnsupportedError
 from ..held import Results
 from ..memory import free_memory, is_shortage, make_room
@@ -240,9 +240,9 @@ class RiskOperator(Operator):
                 parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
                 return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
             except RuntimeError as error:
-                if not is_shortage(error) or (chunk == 1 and not self.risk.holds):
+                if not is_shortage(error) or (chunk == 1 and not self.risk.shortcuts.hold_memory):
                     raise
-            if not self.risk.let_go():  # outside the except block, whose traceback would hold the memory
+            if not self.risk.shortcuts.let_go():  # outside the except block, whose traceback would hold the memory
                 self._chunk = chunk // 2
                 log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
             make_room(self.device)
@@ -282,7 +282,7 @@ class RiskOperator(Operator):
             return self._batch_rows(params, batch, rows)
         if not compiles:
             return self._replayed(recipe, params, batch, rows)
-        store = compilations_of(self.risk.recordings)
+        store = self.risk.shortcuts.compilations
         family = (recipe, type(self), self.risk.names, self.risk.mode, len(rows), self.risk.settings())
         if not store.is_usual((family, _kinds(batch)), batch.size):
             return self._replayed(recipe, params, batch, rows)
@@ -314,20 +314,20 @@ class RiskOperator(Operator):
             image, weight = found
             return image, weight
         if self.risk.replays:
-            self.risk.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
+            self.risk.shortcuts.recordings.forget(self._recording(recipe, batch), [rows, *tensors_of(batch.data)])
         return self._run(found, (recipe, "compiled"), tensors, batch, rows)
 
     def _keeps(self, batch: Batch, vectors: int) -> Callable[[int], bool] | None:
         """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
         batches = -(-self.risk.num_samples // batch.size)
-        cached = self.risk.plan.cache is not False and self.risk.batches.cached and self.risk.held.keeps
+        cached = self.risk.plan.cache is not False and self.risk.batches.cached and self.risk.shortcuts.held.keeps
         if not cached or batches > FEW or vectors > TOGETHER or self.device.type not in KEPT_ON:
             return None
         return lambda size: batches * size <= self._room()
 
     def _room(self) -> float:
         """Bytes for what products share, beside what they need themselves."""
-        return SHARE * ((free_memory(self.device) or 0.0) + self.risk.held.size)
+        return SHARE * ((free_memory(self.device) or 0.0) + self.risk.shortcuts.held.size)
 
     def _recording(self, recipe: Hashable, batch: Batch, kept: Results = _NOTHING) -> Hashable:
         """What a recorded product depends on beside vectors and data."""
@@ -342,14 +342,14 @@ class RiskOperator(Operator):
 
         if not self.risk.replays:
             return product(*inputs)
-        image, weight = self.risk.recordings.run(self._recording(recipe, batch), product, inputs)
+        image, weight = self.risk.shortcuts.recordings.run(self._recording(recipe, batch), product, inputs)
         return image, weight
 
     def _run(
         self, compiled: Compiled, recipe: Hashable, state: Sequence[Tensor], batch: Batch, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """A compiled product, with what those of a batch share from the last one where that is kept."""
-        data, shared, held = tensors_of(batch.data), compiled.shared, self.risk.held
+        data, shared, held = tensors_of(batch.data), compiled.shared, self.risk.shortcuts.held
 
         def product(kept: Results) -> tuple[Tensor, Tensor]:
             def work(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -358,7 +358,9 @@ class RiskOperator(Operator):
             if not (self.risk.replays and compiled.waits):
                 image, weight = work(rows, *data)
             else:
-                image, weight = self.risk.recordings.run(self._recording(recipe, batch, kept), work, [rows, *data])
+                image, weight = self.risk.shortcuts.recordings.run(
+                    self._recording(recipe, batch, kept), work, [rows, *data]
+                )
             return image, weight
 
         if shared is None:
