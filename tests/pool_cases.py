@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ritz import stopping, workers
 from ritz.papers.loop import Data, Training
 from ritz.papers.recipe import Key, Recipe, on_parameters
-from ritz.replay import matmul_precision
 from ritz.space import random_uniform
+from ritz.switches import matmul_precision
 
 EPOCHS = 6
 

@@ -43,10 +43,12 @@ ALLOWED = {
     "workers": "memory stopping",
     "checkpoint": "errors reading files locks storage comm stopping",
     "runs": "errors provenance nonfinite reading schema files storage tables loggers",
-    "replay": "errors memory",
-    "held": "errors replay",
+    "switches": "",
+    "sameness": "",
+    "replay": "errors memory switches",
+    "held": "errors sameness",
     "partition": "errors",
-    "compilation": "errors replay partition",
+    "compilation": "errors switches partition",
     "shortcuts": "replay held compilation",
     "convolutions": "errors",
     "plan": RESULTS,
@@ -56,32 +58,32 @@ ALLOWED = {
     "batches": "errors memory comm loaders reducers space plan",
     "shares": "errors comm batches",
     "sharded": "errors memory comm batches space",
-    "weights": "errors replay sharded",
+    "weights": "errors sameness sharded",
     "weight_norms": "",
     "modes": "errors space batches weight_norms",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors reducers batches diagnoses modes",
     "walks": "errors memory comm reducers shortcuts batches shares sharded weights diagnoses",
-    "risk": f"{RESULTS} comm reducers space replay shortcuts plan losses captures batches shares sharded modes diagnoses "
-    "soundness weights walks",
+    "risk": f"{RESULTS} comm reducers space sameness shortcuts plan losses captures batches shares sharded modes "
+    "diagnoses soundness weights walks",
     "linearity": "errors batches captures risk",
-    "operators": f"{RESULTS} memory comm reducers space replay held compilation convolutions plan losses captures "
-    "layers batches risk",
+    "operators": f"{RESULTS} memory comm reducers space switches sameness held compilation convolutions plan losses "
+    "captures layers batches risk",
     "fingerprints": "errors checkpoint batches risk operators",
     "krylov": f"{RESULTS} checkpoint stopping comm space plan operators fingerprints",
-    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space replay plan losses captures "
-    "layers batches risk linearity operators krylov",
+    "estimators": f"{RESULTS} memory checkpoint stopping fingerprints comm reducers space switches plan losses "
+    "captures layers batches risk linearity operators krylov",
     "rmt": RESULTS,
     "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses captures batches "
     "modes risk linearity operators krylov estimators rmt weight_norms",
     "transforms": "measures",
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
-    "optim": f"{RESULTS} loggers comm reducers space replay convolutions plan losses captures batches sharded modes "
-    "risk operators krylov estimators rmt",
+    "optim": f"{RESULTS} loggers comm reducers space switches sameness replay convolutions plan losses captures "
+    "batches sharded modes risk operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} pickled provenance nonfinite reading schema files locks tables loggers models modes reducers "
-    "replay space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",
+    "switches space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",
     "report": f"{RESULTS} files reading schema tables loggers runs rmt estimators measures landscape papers",
     "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
     "doctor optim report",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .partition import partition
-from .replay import multiplies_in_tf32
+from .switches import multiplies_in_tf32
 
 log = logging.getLogger(__name__)
 

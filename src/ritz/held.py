@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .replay import place_of
+from .sameness import place_of
 
 T = TypeVar("T")
 

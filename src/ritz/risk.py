@@ -25,7 +25,7 @@ from .losses import CallableLoss, Loss, Target, as_loss
 from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
-from .replay import Settings, is_static
+from .sameness import Settings, is_static
 from .sharded import ShardedModel, is_sharded
 from .shares import leads
 from .shortcuts import Shortcuts

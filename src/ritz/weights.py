@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from .replay import layout_of, place_of
+from .sameness import layout_of, place_of
 from .sharded import ShardedModel
 
 Params = dict[str, Tensor]

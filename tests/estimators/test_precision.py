@@ -14,7 +14,7 @@ from ritz.estimators import krylov_run, precision
 from ritz.estimators.density import default_width
 from ritz.estimators.precision import Precision, coarse_products, compare_precisions
 from ritz.operators import DenseOperator
-from ritz.replay import tensor_cores
+from ritz.switches import tensor_cores
 
 SEEDS = (0, 1, 2, 3)
 

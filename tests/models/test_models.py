@@ -13,7 +13,7 @@ from torch import nn
 from ritz import models
 from ritz.batches import isolated_rng
 from ritz.papers.mnist_mlp import make_network
-from ritz.replay import is_static
+from ritz.sameness import is_static
 
 PUBLISHED = {
     "softmax_regression": 7_850,

@@ -13,7 +13,7 @@ import ritz
 from ritz import compilation
 from ritz.operators import footprint, risk_operator
 from ritz.operators.tape import layers
-from ritz.replay import tensor_cores
+from ritz.switches import tensor_cores
 
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN, "EmpiricalFisher": ritz.EmpiricalFisher}
 SAME = 1e-10  # relative, of a whole image

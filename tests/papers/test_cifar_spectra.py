@@ -16,7 +16,7 @@ from ritz.papers.cifar_spectra_figure import figure
 from ritz.papers.experiment import Setting
 from ritz.papers.loop import Training, initial
 from ritz.papers.recipe import Recipe, fingerprint, on_parameters
-from ritz.replay import convolution_precision, is_tf32
+from ritz.switches import convolution_precision, is_tf32
 
 PAPER = Setting("paper")
 

@@ -23,7 +23,7 @@ from ritz import locks
 from ritz.papers import checkpoints
 from ritz.papers.experiment import Setting
 from ritz.papers.pool import Finished, train_all
-from ritz.replay import matmul_precision, tensor_cores
+from ritz.switches import matmul_precision, tensor_cores
 from ritz.workers import RunFailed, side_by_side
 
 TESTS = Path(cases.__file__).parent

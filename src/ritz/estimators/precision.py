@@ -32,8 +32,8 @@ from ..operators.blocks import BlockDiagonal, PaddedBlocks, block_diagonal
 from ..operators.gauss_newton import Fisher
 from ..operators.risk_operator import RiskOperator
 from ..reducers import Mean
-from ..replay import convolution_precision, is_tf32, matmul_precision, switches
 from ..risk import Risk
+from ..switches import convolution_precision, is_tf32, matmul_precision, switches
 
 log = logging.getLogger(__name__)
 

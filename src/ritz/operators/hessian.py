@@ -26,8 +26,8 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..losses import CallableLoss, Loss
 from ..memory import is_shortage
 from ..plan import Route
-from ..replay import multiplies_in_tf32
 from ..risk import Params, Risk
+from ..switches import multiplies_in_tf32
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
 from .risk_operator import RiskOperator, difference_step, each_row, gathered
 from .tape import Tape, Tapes

@@ -21,9 +21,10 @@ from ..errors import NonFiniteError, UnsupportedError
 from ..held import Results
 from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean, wide
-from ..replay import layout_of, switches
 from ..risk import Params, Risk
+from ..sameness import layout_of
 from ..space import ParamSpace
+from ..switches import switches
 from .base import Operator
 from .footprint import fitting_piece
 from .pages import in_large_pages

@@ -15,9 +15,9 @@ from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_lo
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
 from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
-from ..replay import tensor_cores
 from ..sharded import is_sharded
 from ..space import select
+from ..switches import tensor_cores
 from .factors import Refresh, RunningBlock, Start
 from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher

@@ -30,8 +30,8 @@ from ..operators.layer_factors import (
     item_cotangents,
     leaves_out,
 )
-from ..replay import tensor_cores
 from ..space import random_signs, random_uniform
+from ..switches import tensor_cores
 
 _UNSEEN = "ritz.unseen"
 

@@ -25,7 +25,8 @@ from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, skel
 from ..convolutions import SmoothConvolutions
 from ..errors import UnsupportedError
 from ..modes import Forward, Whole, unwrapped
-from ..replay import Recordings, is_static, place_of, settings_of
+from ..replay import Recordings
+from ..sameness import is_static, place_of, settings_of
 from ..space import ParamSpace, random_permutation
 from .passes import unseen
 from .penalty_losses import LossName, OutputLoss, wide

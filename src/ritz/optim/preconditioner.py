@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..operators.kronecker import Function
-from ..replay import Recordings, place_of
+from ..replay import Recordings
+from ..sameness import place_of
 from .factors import RunningBlock
 from .groups import damping_of
 

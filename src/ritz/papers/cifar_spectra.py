@@ -57,9 +57,9 @@ from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..optim.schedules import PiecewiseLinear, averaging_decay, linear_decay
 from ..plan import Plan
-from ..replay import all_digits
 from ..results import Estimate, affine
 from ..risk import Risk
+from ..switches import all_digits
 from . import cifar_spectra_claims as judgement
 from .base import Claim
 from .cifar_spectra_numbers import ENDS, EPOCHS, HELD_OUT, WEIGHT_DECAYS, decay_arm

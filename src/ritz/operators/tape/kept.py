@@ -16,8 +16,8 @@ from ...batches import Batch, tensors_of
 from ...held import Grounds, bytes_of, versions_of
 from ...losses import default_target
 from ...memory import free_memory, is_shortage
-from ...replay import place_of
 from ...risk import Params, Risk
+from ...sameness import place_of
 from .factors import factored, pays, room_of
 from .rules import Hidden
 from .tape import Tape
