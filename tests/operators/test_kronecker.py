@@ -11,7 +11,8 @@ import ritz
 from ritz.captures import Capture
 from ritz.errors import NumericalWarning, UnsupportedError
 from ritz.operators.kronecker import KFACOperator, eigenbasis
-from ritz.operators.layer_factors import Collector, units_of
+from ritz.operators.layer_factors import Collector
+from ritz.operators.units import units_of
 from ritz.testing import check_operator
 
 curvlinops = pytest.mark.oracle("curvlinops")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ritz.errors import NumericalWarning
-from ritz.operators.layer_factors import units_of
+from ritz.operators.units import units_of
 from ritz.optim import renewal
 from ritz.optim.factors import Average, RunningBlock
 from ritz.optim.renewal import renew_all, shared_out

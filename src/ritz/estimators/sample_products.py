@@ -8,7 +8,7 @@ from torch import Tensor
 from ..batches import Batch
 from ..errors import UnsupportedError
 from ..memory import is_shortage
-from ..operators.risk_operator import difference_step
+from ..operators.rows import difference_step
 from ..risk import Params, Risk
 from .squares import refuse_rows, same
 

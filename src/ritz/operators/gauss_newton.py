@@ -23,7 +23,8 @@ from ..space import random_uniform, row_products
 from .algebra import Derived
 from .base import Operator
 from .derivatives import missing_operation, refuse_once_differentiable
-from .risk_operator import RiskOperator, difference_step, each_row, gathered
+from .risk_operator import RiskOperator
+from .rows import difference_step, each_row, gathered
 from .tape import Tape, Tapes
 from .tape.kept import Kept
 

@@ -29,7 +29,8 @@ from ..plan import Route
 from ..risk import Params, Risk
 from ..switches import multiplies_in_tf32
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
-from .risk_operator import RiskOperator, difference_step, each_row, gathered
+from .risk_operator import RiskOperator
+from .rows import difference_step, each_row, gathered
 from .tape import Tape, Tapes
 
 log = logging.getLogger(__name__)

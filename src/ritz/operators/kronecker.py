@@ -24,19 +24,9 @@ from ..space import random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
-from .layer_factors import (
-    Bases,
-    Collector,
-    FisherKind,
-    Sharing,
-    Statistics,
-    Unit,
-    collect,
-    item_cotangents,
-    leaves_out,
-    units_of,
-)
+from .layer_factors import Bases, Collector, FisherKind, Sharing, Statistics, collect, item_cotangents, leaves_out
 from .tape.kept import Kept
+from .units import Unit, units_of
 
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, element by element
 

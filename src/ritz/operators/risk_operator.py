@@ -9,7 +9,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +22,9 @@ from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean, wide
 from ..risk import Params, Risk
 from ..sameness import layout_of
-from ..space import ParamSpace
 from ..switches import switches
 from .base import Operator
 from .footprint import fitting_piece
-from .pages import in_large_pages
 
 log = logging.getLogger(__name__)
 
@@ -53,39 +50,6 @@ def channels_last(x: Tensor) -> Tensor:
 def _kinds(batch: Batch) -> Hashable:
     """What batches of one data set have in common whatever their size."""
     return skeleton(batch.data), tuple((x.shape[1:], x.dtype) for x in tensors_of(batch.data))
-
-
-def each_row(
-    product: Callable[[Params], tuple[Params, Tensor]], space: ParamSpace, rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`product(v)` -> (image, weight) for all rows in one batched call; the weight is common to them.
-
-    A single row is spared the batching, which costs the host as much again.
-    """
-    if len(rows) == 1:
-        image, weight = product(space.split(rows[0]))
-        return space.join(image)[None], weight
-    out_dims: Any = (0, None)
-    images, weight = torch.func.vmap(product, out_dims=out_dims, randomness="same")(space.split(rows))
-    return space.join(images, lead=1), weight
-
-
-def gathered(space: ParamSpace, rows: Tensor, fill: Callable[[Params], None], apart: bool) -> Tensor:
-    """Images (k, dim) of which `fill` writes the part of each parameter, (k, *shape) by name.
-
-    They are written where they lie, or `apart` and joined at the end: compilers do not see that parts do not overlap,
-    and would copy all for each.
-    """
-    if apart:
-        parts = {
-            name: torch.empty_like(part, memory_format=torch.contiguous_format)
-            for name, part in space.split(rows).items()
-        }
-        fill(parts)
-        return space.join(parts, lead=1)
-    image = in_large_pages(rows.new_empty(rows.shape))
-    fill(space.split(image))
-    return image
 
 
 def rows_at_once(rows: Tensor) -> int:
@@ -119,21 +83,6 @@ class _Image(Mean):
         assert self.total is not None and self.weight is not None, "no batch was added"
         mean: Tensor = self.total.div_(self.weight.to(self.total.dtype))
         return mean
-
-
-def difference_step(point: Tensor, row: Tensor, stretch: float = 1.0) -> Tensor:
-    """The step of a central difference from `point` along a row: eps^(1/3), relative to |w| / |v|.
-
-    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike.
-
-    Example:
-        >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]))
-        >>> round(float(step), 6)  # (1.2e-7)^(1/3) * 5 / 10
-        0.00246
-    """
-    length = row.norm()
-    scale: Tensor = stretch * torch.finfo(point.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
-    return scale / torch.where(length > 0, length, 1.0)
 
 
 class RiskOperator(Operator):

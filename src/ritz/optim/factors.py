@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..operators.kronecker import Eigenspace, eigenbasis, kronecker, rayleigh
-from ..operators.layer_factors import Statistics, Unit
+from ..operators.layer_factors import Statistics
+from ..operators.units import Unit
 
 Start = Literal["debiased", "identity"]
 Refresh = Literal["eigh", "qr"]
@@ -70,7 +71,7 @@ class RunningBlock:
         refresh: "eigh", or "qr": after the first, one step of orthogonal iteration from the last eigenvectors.
 
     Example:
-        >>> from ritz.operators.layer_factors import units_of
+        >>> from ritz.operators.units import units_of
         >>> block = RunningBlock(units_of(torch.nn.Linear(2, 1, bias=False), ("weight",))[""])
         >>> block.add({"|input": torch.eye(2)[None], "|rows": torch.tensor(2.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
         >>> block.renew()

@@ -14,7 +14,8 @@ from ..errors import NumericalWarning, UnsupportedError
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
-from ..operators.layer_factors import Collector, FisherKind, Sharing, units_of
+from ..operators.layer_factors import Collector, FisherKind, Sharing
+from ..operators.units import units_of
 from ..sharded import is_sharded
 from ..space import select
 from ..switches import tensor_cores

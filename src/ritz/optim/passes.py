@@ -106,7 +106,7 @@ class Watcher:
             all have as many samples.
 
     Example:
-        >>> from ritz.operators.layer_factors import units_of
+        >>> from ritz.operators.units import units_of
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> loss = ritz.losses.SquaredError()
         >>> watcher = Watcher(model, Collector(units_of(model, ("weight",))), loss, "type2")

@@ -19,7 +19,7 @@ def renew_all(blocks: Sequence[RunningBlock]) -> None:
     """New eigenvectors of several blocks; on a GPU some at a time, the dearest first.
 
     Example:
-        >>> from ritz.operators.layer_factors import units_of
+        >>> from ritz.operators.units import units_of
         >>> unit = units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""]
         >>> blocks = [RunningBlock(unit), RunningBlock(unit)]
         >>> for block in blocks:
@@ -46,7 +46,7 @@ def renew_shared(blocks: Sequence[RunningBlock], world: World) -> None:
 
     Example:
         >>> from ritz.comm import SELF
-        >>> from ritz.operators.layer_factors import units_of
+        >>> from ritz.operators.units import units_of
         >>> block = RunningBlock(units_of(torch.nn.Linear(1, 1, bias=False), ("weight",))[""])
         >>> block.add({"|input": torch.eye(1)[None], "|rows": torch.tensor(1.0), "|grad": torch.ones(1, 1, 1)}, 1.0)
         >>> renew_shared([block], SELF)
