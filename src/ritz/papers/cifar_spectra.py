@@ -64,7 +64,7 @@ from . import cifar_spectra_claims as judgement
 from .base import Claim
 from .cifar_spectra_numbers import ENDS, EPOCHS, HELD_OUT, WEIGHT_DECAYS, decay_arm
 from .data import DATASETS, augment, load
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training, batch_order, evaluate
 from .pool import Finished, train_all
 from .recipe import Budget, Recipe, Run, gadam, on_parameters, scaled
@@ -250,7 +250,7 @@ def finish(
     model = refreshed(solution, recipe, data["train"])
     norm = weight_norm(model)["weight_norm"]
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), **_fit(model, data)}
-    found |= {"weight_norm": _short(norm), "metric_a": _short(norm / 2)}
+    found |= {"weight_norm": short(norm, 7), "metric_a": short(norm / 2, 7)}
     found |= {f"{name}_images": len(data[name][0]) for name in HELD_OUT}
     found |= {"images": images, "lanczos_steps": steps, "probes": probes, "precision": "float32"}
     part = data["train"][0][:images], data["train"][1][:images]
@@ -311,7 +311,7 @@ def curvature(
     }
     stems = {"nodes": found.nodes.tolist(), "weights": found.weights.tolist()}
     return {key: _plain(number) for key, number in numbers.items()} | {
-        key: [_short(x, 5) for x in stem] for key, stem in stems.items()
+        key: [short(x, 5) for x in stem] for key, stem in stems.items()
     }
 
 
@@ -336,15 +336,11 @@ def _fit(model: nn.Module, data: Mapping[str, Data]) -> dict[str, float]:
     for name in HELD_OUT:
         found[f"gap_loss_{name}"] = seen[name]["loss"] - seen["train"]["loss"]
         found[f"gap_error_{name}"] = 100 * (seen["train"]["accuracy"] - seen[name]["accuracy"])
-    return {key: _short(value) for key, value in found.items()}
+    return {key: short(value, 7) for key, value in found.items()}
 
 
 def _plain(estimate: Estimate) -> list[float]:
-    return [_short(x) for x in (estimate.value, *estimate.interval())]
-
-
-def _short(value: Any, digits: int = 7) -> float:
-    return float(f"{float(value):.{digits}g}")
+    return [short(x, 7) for x in (estimate.value, *estimate.interval())]
 
 
 # ------------------------------------------------------------------------------------------------------ experiments
@@ -385,8 +381,8 @@ def _row(run: Finished) -> dict[str, Any]:
     ends = [row for row in run.rows if "epoch" in row and "test/accuracy" in row]
     curve = {
         "epoch": [row["epoch"] for row in ends],
-        "test_error": [_short(100 * (1 - row.get(f"{prefix}test/accuracy", row["test/accuracy"])), 5) for row in ends],
-        "weight_norm": [_short(row.get("weight_norm", math.nan), 5) for row in ends],
+        "test_error": [short(100 * (1 - row.get(f"{prefix}test/accuracy", row["test/accuracy"])), 5) for row in ends],
+        "weight_norm": [short(row.get("weight_norm", math.nan), 5) for row in ends],
     }
     return {"stop": run.stop, "steps": run.steps, "seconds": round(run.seconds, 2), **run.found, "curve": curve}
 

@@ -52,7 +52,7 @@ from ..optim import linear_decay, ramp_decay
 from ..plan import Plan
 from ..risk import Risk
 from .data import DATASETS, augment, load
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training
 from .pool import Finished, train_all
 from .recipe import Mode, Recipe, auto_damping, kfac, on_parameters
@@ -360,11 +360,11 @@ def finish(
         some = history[:: -(-len(history) // MOST_POINTS) or 1]
         found["damping_step"] = [int(entry["step"]) for entry in some]
         for key in ("damping", "noise", "noise_stderr"):
-            found[key] = [_short(entry[key]) for entry in some]
+            found[key] = [short(entry[key], 5) for entry in some]
     X, y = data["train"]
     with torch.no_grad():
         outputs = training.model(X[:64])
-    found["spread"] = _short(float((outputs - outputs[:1]).abs().max()))
+    found["spread"] = short(float((outputs - outputs[:1]).abs().max()), 5)
     if images and not training.diverged:
         risk = Risk(training.model, made.loss(), (X[:images], y[:images]), batch_size=256, plan=Plan(route="reverse"))
         found |= {"lambda_max": top_ritz_value(Hessian(risk), num_steps), "images": images, "lanczos_steps": num_steps}
@@ -391,15 +391,15 @@ def plain(arm: Arm, run: Finished) -> dict[str, Any]:
     """
     ends = [row for row in run.rows if "test/accuracy" in row]
     row: dict[str, Any] = {
-        "arm": arm.label, "seed": run.seed, "stop": run.stop, "steps": run.steps, "run_seconds": _short(run.seconds),
-        "epoch": [int(end["epoch"]) for end in ends], "seconds": [_short(end["seconds"]) for end in ends],
-        "train_loss": [_short(end["train/loss"]) for end in ends],
+        "arm": arm.label, "seed": run.seed, "stop": run.stop, "steps": run.steps, "run_seconds": short(run.seconds, 5),
+        "epoch": [int(end["epoch"]) for end in ends], "seconds": [short(end["seconds"], 5) for end in ends],
+        "train_loss": [short(end["train/loss"], 5) for end in ends],
     }  # fmt: skip
     for name in ("train", "val", "test"):
-        row[f"{name}_accuracy"] = [_short(100 * end[f"{name}/accuracy"]) for end in ends]
+        row[f"{name}_accuracy"] = [short(100 * end[f"{name}/accuracy"], 5) for end in ends]
     peak = max((one["loss"] for one in run.rows if "loss" in one), default=math.nan)
     state = _state(run.stop, row["train_accuracy"], peak, run.found["spread"])
-    return {**row, "peak_loss": _short(peak), "state": state, **run.found}
+    return {**row, "peak_loss": short(peak, 5), "state": state, **run.found}
 
 
 def _state(stop: str, accuracies: Sequence[float], peak: float, spread: float) -> str:
@@ -409,8 +409,3 @@ def _state(stop: str, accuracies: Sequence[float], peak: float, spread: float) -
         return "trained"
     alive = max(accuracies) < 5 * CHANCE and peak < 1.2 * GUESS and spread > DEAD
     return "at chance" if alive else "lost"
-
-
-def _short(value: float) -> float:
-    """Five digits."""
-    return float(f"{value:.5g}")

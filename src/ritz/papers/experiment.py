@@ -228,8 +228,8 @@ def plain_claim(claim: Claim) -> dict[str, Any]:
         if found[key] == nothing:
             del found[key]
     if isinstance(claim.measured, Estimate):
-        found["measured"] = _short(claim.measured.value)
-        found["interval"] = [_short(end) for end in claim.measured.interval()]
+        found["measured"] = short(claim.measured.value, 7)
+        found["interval"] = [short(end, 7) for end in claim.measured.interval()]
     return found
 
 
@@ -252,6 +252,11 @@ def read_claim(plain: Mapping[str, Any]) -> Claim:
     return Claim(**fields)
 
 
-def _short(value: Any) -> float:
-    """Seven digits."""
-    return float(f"{float(value):.7g}")
+def short(value: Any, digits: int = 6) -> float:
+    """A number to so many digits, as rows keep it.
+
+    Example:
+        >>> short(torch.tensor(0.1234567), 3), short(1234567.0, 5)
+        (0.123, 1234600.0)
+    """
+    return float(f"{float(value):.{digits}g}")

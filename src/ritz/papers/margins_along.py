@@ -36,10 +36,10 @@ from ..measures.study.correlation import pearson, without_outliers
 from ..models import keskar_f1, lenet5
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Training, initial
 from .margins_hutchinson import one_by_one
-from .margins_points import BOUND, NUM_POINTS, correlations, drawn, fit, load_grey, mean, paired, risk_of, short
+from .margins_points import BOUND, NUM_POINTS, correlations, drawn, fit, load_grey, mean, paired, risk_of
 from .pool import train_all
 from .recipe import Recipe, on_parameters
 

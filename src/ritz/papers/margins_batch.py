@@ -39,9 +39,9 @@ from ..models import keskar_f1
 from ..operators.hessian import Hessian
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Training
-from .margins_points import BOUND, NUM_POINTS, correlations, fit, load_grey, mean, paired, risk_of, short
+from .margins_points import BOUND, NUM_POINTS, correlations, fit, load_grey, mean, paired, risk_of
 from .pool import Finished, train_all
 from .recipe import Recipe, on_parameters
 

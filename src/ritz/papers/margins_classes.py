@@ -31,9 +31,9 @@ from ..operators.hessian import Hessian
 from ..rmt.edges import edge_quantile
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Training
-from .margins_points import load_grey, mean, risk_of, short
+from .margins_points import load_grey, mean, risk_of
 from .pool import train_all
 from .recipe import Recipe, on_parameters
 

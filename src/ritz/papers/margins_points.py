@@ -24,7 +24,7 @@ from ..risk import Risk
 from ..space import random_permutation
 from . import over_seeds
 from .data.images import Data, load_images
-from .experiment import Setting
+from .experiment import Setting, short
 
 NUM_POINTS = 1000  # of a correlation, as in the paper
 NUM_DRAWN = 400  # of them kept for a figure
@@ -115,11 +115,6 @@ def _related(columns: Mapping[str, Tensor], axis: str, kind: Tensor) -> dict[str
     parts = {"r": (x, y), "filtered": (some_x, some_y), "rho": (first, second)}
     values = {name: short(pearson(*pair, resamples=1).value) for name, pair in parts.items()}
     return {**values, "n": count, "removed": int((~kept).sum())}
-
-
-def short(value: float) -> float:
-    """Six digits."""
-    return float(f"{value:.6g}")
 
 
 def fit(train: Outputs, test: Outputs) -> dict[str, float]:

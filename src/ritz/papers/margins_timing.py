@@ -29,10 +29,10 @@ from ..estimators.samples import sample_traces
 from ..measures.study.correlation import pearson
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .margins_along import recipe
 from .margins_hutchinson import by_package, one_by_one
-from .margins_points import drawn, load_grey, mean, risk_of, short
+from .margins_points import drawn, load_grey, mean, risk_of
 from .train import train
 
 if TYPE_CHECKING:

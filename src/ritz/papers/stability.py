@@ -29,7 +29,7 @@ from ..risk import Params, Risk
 from . import mnist_mlp, softmax
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .mnist_mlp import Make, batch_order, gradients, learning_rate, starts, update
 from .stability_noise import HessianVariance, top_ritz_value
 
@@ -157,15 +157,17 @@ def _look(row: dict[str, Any], risk: Risk, step: int, lanczos_steps: int) -> Non
     alive = all(bool(p.isfinite().all()) for p in risk.params().values())
     loss = risk.loss() if alive else math.nan
     row["step"].append(step)
-    row["loss"].append(_short(loss))
-    row["lambda_max"].append(_short(top_ritz_value(Hessian(risk), lanczos_steps)) if math.isfinite(loss) else math.nan)
+    row["loss"].append(short(loss, 5))
+    row["lambda_max"].append(
+        short(top_ritz_value(Hessian(risk), lanczos_steps), 5) if math.isfinite(loss) else math.nan
+    )
 
 
 def _look_at_noise(row: dict[str, Any], risk: Risk, lanczos_steps: int) -> None:
     """(step, lambda_1, v); Var has few directions of note, and half the steps find the first."""
     alive = math.isfinite(row["loss"][-1])
     noise = top_ritz_value(HessianVariance(risk, row["batch"]), max(lanczos_steps // 2, 1)) if alive else math.nan
-    row["variance"].append([row["step"][-1], row["lambda_max"][-1], _short(noise)])
+    row["variance"].append([row["step"][-1], row["lambda_max"][-1], short(noise, 5)])
 
 
 def falling(data: Data, seeds: Sequence[int], epochs: int) -> Rows:
@@ -183,14 +185,9 @@ def falling(data: Data, seeds: Sequence[int], epochs: int) -> Rows:
     return [
         {"kind": "falling", "network": "MLP", "batch": 128, "momentum": 0.9, "seed": seed, "images": len(data[0]),
          "rate": learning_rate(epochs - 1, epochs), "first rate": learning_rate(0, epochs),
-         "lambda_max": _short(top_ritz_value(Hessian(risk.at(trained.params(seed, 0.0))), 20))}
+         "lambda_max": short(top_ritz_value(Hessian(risk.at(trained.params(seed, 0.0))), 20), 5)}
         for seed in seeds
     ]  # fmt: skip
-
-
-def _short(value: float) -> float:
-    """Five digits."""
-    return float(f"{value:.5g}")
 
 
 def figure(rows: Rows) -> "Figure":

@@ -32,7 +32,7 @@ from ..space import random_uniform
 from . import mnist_mlp, subsampling_logdet
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,11 +111,11 @@ def moments(
             for repeat in range(repeats):
                 drawn = random_uniform(size, ("figure 2", seed, size, repeat), X.device).mul(len(X)).long()
                 found = spectrum(matrix(risk.on((X[drawn], y[drawn]), size)), num_steps, num_probes, seed=seed)
-                traces.append(_short(found.trace.value))
-                squares.append(_short(found.moment(2).value))
+                traces.append(short(found.trace.value))
+                squares.append(short(found.moment(2).value))
             rows.append({
                 "kind": "moments", "seed": seed, "matrix": name, "images": len(X), "size": size,
-                "whole trace": _short(whole.trace.value), "whole square": _short(square), "variance": _short(variance),
+                "whole trace": short(whole.trace.value), "whole square": short(square), "variance": short(variance),
                 "trace": traces, "square": squares,
             })  # fmt: skip
     return rows
@@ -259,11 +259,6 @@ def _sizes(name: str, row: Mapping[str, Any]) -> list[float]:
 def _said(error: Estimate) -> str:
     """A mean with its standard error."""
     return f"{float(error.value):.3g} +- {float(error.stderr):.1g}"
-
-
-def _short(value: Any) -> float:
-    """Six digits."""
-    return float(f"{float(value):.6g}")
 
 
 def figure(rows: Rows) -> "Figure":

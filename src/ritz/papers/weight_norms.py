@@ -19,7 +19,7 @@ from ..measures.study.correlation import spearman
 from . import mnist_mlp
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .mnist_mlp import Trained
 from .over_seeds import difference, mean, ratio
 
@@ -57,7 +57,7 @@ def measure(trained: Trained, train: Data, test: Data) -> Rows:
     return [
         {
             "seed": seed, "weight_decay": decay,
-            "weight_norm": _short(torch.cat([p.flatten() for p in params.values()]).double().norm()),
+            "weight_norm": short(torch.cat([p.flatten() for p in params.values()]).double().norm()),
             "train_error": _error(params, train), "test_error": _error(params, test),
         }
         for seed in trained.seeds for decay in trained.weight_decays
@@ -70,7 +70,7 @@ def _error(params: Mapping[str, Tensor], data: Data) -> float:
     X, y = data
     model = mnist_mlp.make_network(0, X.dtype).to(X.device)
     wrong: Tensor = torch.func.functional_call(model, dict(params), (X,)).argmax(1) != y
-    return _short(100 * wrong.double().mean())
+    return short(100 * wrong.double().mean())
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
@@ -136,10 +136,6 @@ def _ranks(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 def _row(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _short(value: Tensor) -> float:
-    return float(f"{float(value):.6g}")
 
 
 def figure(rows: Rows) -> "Figure":
