@@ -46,7 +46,7 @@ ALLOWED = {
     "switches": "",
     "sameness": "",
     "replay": "errors memory switches",
-    "held": "errors sameness",
+    "held": "errors memory sameness",
     "partition": "errors",
     "compilation": "errors switches partition",
     "shortcuts": "replay held compilation",

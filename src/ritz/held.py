@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .memory import bytes_of
 from .sameness import place_of
 
 T = TypeVar("T")
@@ -275,16 +276,6 @@ def versions_of(tensors: Iterable[Tensor]) -> tuple[int, ...]:
         False
     """
     return tuple([0 if x.is_inference() else x._version for x in tensors])
-
-
-def bytes_of(tensors: Sequence[Tensor]) -> int:
-    """Their size.
-
-    Example:
-        >>> bytes_of([torch.ones(2, 3, dtype=torch.float64)])
-        48
-    """
-    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

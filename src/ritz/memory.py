@@ -5,10 +5,11 @@ import gc
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .errors import RitzError
 
@@ -17,6 +18,16 @@ idle: deque[mmap.mmap] = deque(maxlen=2)  # blocks on the host that were let go 
 
 class NoRoomError(RitzError, torch.OutOfMemoryError):
     """Memory has run out where nothing more may be cut; the message says what would fit."""
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Their size.
+
+    Example:
+        >>> bytes_of([torch.ones(2, 3, dtype=torch.float64)])
+        48
+    """
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..comm import SELF, World
 from ..loaders import whole_of
-from ..memory import free_memory
+from ..memory import bytes_of, free_memory
 from ..space import random_permutation
 from .batch import Batch, checksums, is_batched, same_sums
 from .generators import isolated_rng, own_generator
@@ -139,7 +139,7 @@ class Batches:
                 sums.append(checksums(batch))
             if kept is not None:
                 kept.append(batch)
-                room -= _bytes(batch.data) if self.copies else 0
+                room -= bytes_of(tensors_of(batch.data)) if self.copies else 0
                 kept = kept if room >= 0 else None
         ordered = self.ordered
         if not self.trusted:
@@ -284,10 +284,6 @@ class Batches:
 
 def _all_batched(batch: Batch) -> bool:
     return all(is_batched(x, batch.size) for x in tensors_of(batch.data))
-
-
-def _bytes(data: Any) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors_of(data))
 
 
 def _room(device: torch.device) -> float:

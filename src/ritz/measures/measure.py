@@ -93,7 +93,7 @@ class Measurement(Result, Mapping[str, Estimate]):
     def table(self) -> Table:
         """Value, error, 95 % interval, convention and reading of each; below it what failed, by reason."""
         header = ("measure", "value", "95 % interval", "convention", "reading")
-        rows = [(key, *_cells(e), self.conventions.get(key, ""), self._reading(key)) for key, e in self.items()]
+        rows = [(key, *_cells(e), self.conventions.get(key, ""), self.reading(key)) for key, e in self.items()]
         reasons: dict[str, list[str]] = {}
         for key, why in self.failures.items():
             reasons.setdefault(why, []).append(key)
@@ -103,7 +103,7 @@ class Measurement(Result, Mapping[str, Estimate]):
         notes += [] if ended.startswith("complete") else [f"the Lanczos run: {ended}"]
         return Table(header, rows, title=f"{self.model}; {self.convention}", notes=notes, numeric=(1, 2))
 
-    def _reading(self, key: str) -> str:
+    def reading(self, key: str) -> str:
         """How to read it, and how it ended where that is out of the ordinary."""
         stop = self[key].stop
         usual = stop.startswith("complete") or stop == getattr(self.spectrum, "stop", None)

@@ -126,16 +126,9 @@ def _row(found: Measurement, key: str) -> Markup:
     return element(
         "tr", name, element("td", value, class_="number"), element("td", range_, class_="number"),
         element("td", whiskers, class_="strip"),
-        element("td", _reading(found, key), element("small", found.conventions.get(key, "")), class_="reading"),
+        element("td", found.reading(key), element("small", found.conventions.get(key, "")), class_="reading"),
         data_row=True,
     )  # fmt: skip
-
-
-def _reading(found: Measurement, key: str) -> str:
-    """How to read it, and how it ended where that is out of the ordinary."""
-    stop = found[key].stop
-    usual = stop.startswith("complete") or stop == getattr(found.spectrum, "stop", None)
-    return "; ".join(part for part in (found.readings.get(key, ""), "" if usual else stop) if part)
 
 
 def _about(found: Measurement, key: str) -> Markup:

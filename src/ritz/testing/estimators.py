@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..results import Estimate
 from ..storage import load
+from .trial import require
 
 
 def check_estimator(
@@ -64,7 +65,7 @@ def check_estimator(
         _check_record(estimate, goal)
         _check_nesting(estimate, level)
     name = estimates[0].name
-    _require(estimate_fn(0) == estimates[0], f"{name}: the same seed gives another result")
+    require(estimate_fn(0) == estimates[0], f"{name}: the same seed gives another result")
     _check_storage(estimates[0])
     values = torch.stack([torch.as_tensor(e.value).double().cpu() for e in estimates])  # (seeds, ...)
     errors = torch.stack([torch.as_tensor(e.stderr).double().cpu().expand(goal.shape) for e in estimates])
@@ -73,7 +74,7 @@ def check_estimator(
         _check_exact(name, values[exact], errors[exact], goal, rtol)
     if all(exact) or (not bool(errors.any()) and _error(values, goal) <= rtol):  # sampled, and yet nothing was random
         return 1.0
-    _require(bool((values != values[0]).any()), f"{name}: every seed gives {values[0].flatten()[0]:.6g}; is it used?")
+    require(bool((values != values[0]).any()), f"{name}: every seed gives {values[0].flatten()[0]:.6g}; is it used?")
     if unbiased:
         _check_mean(estimates, values, goal)
     coverage = _check_coverage(estimates, goal, level, low, high)
@@ -82,11 +83,6 @@ def check_estimator(
     if averaged and sum(sampled) > 1:
         _check_stderr(name, values[sampled], errors[sampled], high)
     return coverage
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
 
 
 def _error(values: Tensor, goal: Tensor) -> float:
@@ -98,23 +94,23 @@ def _error(values: Tensor, goal: Tensor) -> float:
 def _check_record(estimate: Estimate, goal: Tensor) -> None:
     """What a number must say of itself."""
     name = estimate.name
-    _require(isinstance(estimate, Estimate), f"expected an Estimate, got {type(estimate).__name__}")
+    require(isinstance(estimate, Estimate), f"expected an Estimate, got {type(estimate).__name__}")
     shape = torch.as_tensor(estimate.value).shape
-    _require(shape == goal.shape, f"{name}: the value has shape {tuple(shape)}, the truth {tuple(goal.shape)}")
-    _require(bool(estimate.convention), f"{name}: convention is empty: say which matrix, divided by what")
+    require(shape == goal.shape, f"{name}: the value has shape {tuple(shape)}, the truth {tuple(goal.shape)}")
+    require(bool(estimate.convention), f"{name}: convention is empty: say which matrix, divided by what")
     stderr = torch.as_tensor(estimate.stderr)
-    _require(bool((stderr >= 0).all()), f"{name}: stderr {stderr.flatten()[0]:.3g} is not a size")
+    require(bool((stderr >= 0).all()), f"{name}: stderr {stderr.flatten()[0]:.3g} is not a size")
     if not estimate.exact:
-        _require(estimate.products > 0, f"{name}: products is {estimate.products}: say what it cost")
-        _require(estimate.seed is not None, f"{name}: seed is None, though probes were drawn")
+        require(estimate.products > 0, f"{name}: products is {estimate.products}: say what it cost")
+        require(estimate.seed is not None, f"{name}: seed is None, though probes were drawn")
 
 
 def _check_nesting(estimate: Estimate, level: float) -> None:
     """An interval at a lower level lies inside one at a higher."""
     outer, inner = (_ends(estimate, at) for at in (level, level / 2))
-    _require(bool((outer[0] <= outer[1]).all()), f"{estimate.name}: the interval ends before it begins")
+    require(bool((outer[0] <= outer[1]).all()), f"{estimate.name}: the interval ends before it begins")
     nested = bool((outer[0] <= inner[0]).all() and (inner[1] <= outer[1]).all())
-    _require(nested, f"{estimate.name}: the {level / 2:.0%} interval is not inside the {level:.0%} one")
+    require(nested, f"{estimate.name}: the {level / 2:.0%} interval is not inside the {level:.0%} one")
 
 
 def _check_storage(estimate: Estimate) -> None:
@@ -123,14 +119,14 @@ def _check_storage(estimate: Estimate) -> None:
             loaded = load(estimate.save(Path(folder) / "estimate"))
         except (TypeError, ValueError) as error:
             raise AssertionError(f"{estimate.name}: cannot be saved and loaded: {error}") from error
-    _require(loaded == estimate, f"{estimate.name}: what is loaded is not what was saved")
+    require(loaded == estimate, f"{estimate.name}: what is loaded is not what was saved")
 
 
 def _check_exact(name: str, values: Tensor, errors: Tensor, goal: Tensor, rtol: float) -> None:
     worst = float(errors.abs().max())
-    _require(worst == 0, f"{name}: exact, but with stderr {worst:.3g}")
+    require(worst == 0, f"{name}: exact, but with stderr {worst:.3g}")
     off = _error(values, goal)
-    _require(off <= rtol, f"{name}: exact, but with a relative error of {off:.2g}, more than {rtol:.2g}")
+    require(off <= rtol, f"{name}: exact, but with a relative error of {off:.2g}, more than {rtol:.2g}")
 
 
 def _check_mean(estimates: Sequence[Estimate], values: Tensor, goal: Tensor) -> None:
@@ -147,7 +143,7 @@ def _check_mean(estimates: Sequence[Estimate], values: Tensor, goal: Tensor) -> 
     floor = 1e-9 * aim.abs()  # round-off
     excess = ((raw.mean(0) - aim).abs() - slack - floor).clamp(min=0) / spread.clamp(min=1e-300)
     worst = int(excess.argmax())
-    _require(
+    require(
         float(excess.max()) <= limit,
         f"{estimates[0].name}: biased: the mean over {len(raw)} seeds is {raw.mean(0).flatten()[worst]:.6g}, the truth "
         f"{aim.flatten()[worst]:.6g}, {float(excess.max()):.1f} standard errors away",
@@ -161,8 +157,8 @@ def _check_coverage(estimates: Sequence[Estimate], goal: Tensor, level: float, l
         hits.append(((lower <= goal) & (goal <= upper)).double().mean())
     coverage = float(torch.stack(hits).mean())
     what = f"{estimates[0].name}: the {level:.0%} interval covers the truth {coverage:.1%} of {len(hits)} times"
-    _require(coverage >= low, f"{what}, less than {low:.0%}: the error bars are too small")
-    _require(coverage <= high, f"{what}, more than {high:.0%}: the error bars are too large")
+    require(coverage >= low, f"{what}, less than {low:.0%}: the error bars are too small")
+    require(coverage <= high, f"{what}, more than {high:.0%}: the error bars are too large")
     return coverage
 
 
@@ -179,8 +175,8 @@ def _check_stderr(name: str, values: Tensor, errors: Tensor, high: float) -> Non
     least, most = (math.sqrt(float(q) / dof) for q in chi2.ppf((rare, 1 - rare), dof))
     smallest, largest = (float(end) for end in ratio.aminmax())
     what = f"times the spread of the values over {len(values)} seeds"
-    _require(smallest >= 0.5 / most, f"{name}: the standard error is {smallest:.2g} {what}: it is too small")
-    _require(largest <= 2 / least or high >= 1, f"{name}: the standard error is {largest:.2g} {what}: it is too large")
+    require(smallest >= 0.5 / most, f"{name}: the standard error is {smallest:.2g} {what}: it is too small")
+    require(largest <= 2 / least or high >= 1, f"{name}: the standard error is {largest:.2g} {what}: it is too large")
 
 
 def _ends(estimate: Estimate, level: float) -> tuple[Tensor, Tensor]:

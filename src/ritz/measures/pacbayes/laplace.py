@@ -161,7 +161,7 @@ def _combined(
     """offset + sum of scale * estimate, probe by probe: estimates of one run err together."""
     moved = [affine(estimate, scale) for scale, estimate in terms]
     value = offset + sum(float(e.value) for e in moved)
-    about = _about(spectrum, text)
+    about = spectrum._cost(text)
     if all(e.exact for e in moved):
         return Estimate(name=name, value=value, exact=True, **about)
     samples = offset + torch.stack([_samples(e) for e in moved]).sum(0)
@@ -313,7 +313,7 @@ def _total(
     # each eigenvalue's part is on one side of 0, to round-off
     samples, *sides = (offset + factor * each.clamp(min=0) for each in (found.value, found.low, found.high))
     low, high = sorted(float(side.mean()) for side in sides)
-    about = {"bracket": (low, high), "support": support, **_about(spectrum, text)}
+    about = {"bracket": (low, high), "support": support, **spectrum._cost(text)}
     if spectrum.tail is None:
         return Estimate(name=name, value=float(samples), exact=True, **about)
     num = len(samples)
@@ -326,15 +326,6 @@ def _total(
 
 
 # --------------------------------------------------------------------------------------------- within
-
-
-def _about(spectrum: Spectrum, text: str) -> dict[str, Any]:
-    return {
-        "products": spectrum.products,
-        "seed": spectrum.seed,
-        "stop": spectrum.stop,
-        "convention": f"{text}; {spectrum.convention}",
-    }
 
 
 def _samples(estimate: Estimate) -> Tensor:

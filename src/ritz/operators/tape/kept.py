@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...batches import Batch, tensors_of
-from ...held import Grounds, bytes_of, versions_of
+from ...held import Grounds, versions_of
 from ...losses import default_target
-from ...memory import free_memory, is_shortage
+from ...memory import bytes_of, free_memory, is_shortage
 from ...risk import Params, Risk
 from ...sameness import place_of
 from .factors import factored, pays, room_of
