@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 FILE = "kfac.json"
 CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0 halves the image
 PRECISIONS = {"default": (True, False), "tf32": (True, True), "float32": (False, False)}  # convolutions, products
-EPOCH = 50_000  # images
 Step = Callable[[], Any]
 
 

@@ -113,6 +113,18 @@ class Unused(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """What `build` gives for a seed; torch's own generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """Linear layers with an activation between them."""
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Matrices with known spectra for the tests of estimators."""
+"""Matrices with known spectra for the tests of Krylov runs and estimators."""
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ def rotated(eigenvalues: Tensor, seed: int = 0, positive: bool = False) -> Dense
     operator = DenseOperator((basis * eigenvalues) @ basis.T)
     operator.positive = positive
     return operator
+
+
+def matrix(spectrum: Tensor, seed: int = 0) -> Tensor:
+    """A symmetric matrix with the given eigenvalues and random eigenvectors."""
+    g = torch.Generator().manual_seed(seed)
+    Q, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=g, dtype=torch.float64))
+    A = Q * spectrum.double() @ Q.T
+    return (A + A.T) / 2
 
 
 def bulk(dim: int, seed: int = 0) -> Tensor:

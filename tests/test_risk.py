@@ -9,6 +9,7 @@ import cases
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -22,10 +23,6 @@ from ritz.operators import Metered
 from ritz.reducers import Concat, Mean, Moments
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def network(*layers, seed=0):

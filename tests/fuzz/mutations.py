@@ -187,9 +187,6 @@ def wrong_head(raw: bytes, rng: random.Random) -> bytes:
     return struct.pack("<Q", said) + head + raw[8 + length :]
 
 
-STRUCTURE = {".json": wrong_tree, ".jsonl": wrong_line, ".safetensors": wrong_head}
-
-
 class Canary:
     """Runs a command when it is unpickled by a reader that trusts it."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import matrix
 from torch import Tensor
 
 from ritz.krylov.lanczos import LanczosState, extend, lanczos, start
@@ -12,14 +13,6 @@ from ritz.operators.algebra import DenseOperator, FunctionOperator, Projected
 from ritz.storage import load
 
 f64 = torch.float64
-
-
-def matrix(spectrum: Tensor, seed: int = 0) -> Tensor:
-    """A symmetric matrix with the given eigenvalues and random eigenvectors."""
-    g = torch.Generator().manual_seed(seed)
-    Q, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=g, dtype=f64))
-    A = Q * spectrum.double() @ Q.T
-    return (A + A.T) / 2
 
 
 def rows(k: int, dim: int, seed: int = 0) -> Tensor:

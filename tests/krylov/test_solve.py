@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import matrix
 from torch import Tensor
 
 from ritz.errors import NonFiniteError, NumericalWarning
@@ -11,14 +12,6 @@ from ritz.krylov.solve import solve
 from ritz.operators.algebra import DenseOperator, FunctionOperator, Metered
 
 f64 = torch.float64
-
-
-def matrix(spectrum: Tensor, seed: int = 0) -> Tensor:
-    """A symmetric matrix with the given eigenvalues and random eigenvectors."""
-    g = torch.Generator().manual_seed(seed)
-    Q, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=g, dtype=f64))
-    A = Q * spectrum.double() @ Q.T
-    return (A + A.T) / 2
 
 
 def vectors(*shape: int, seed: int = 0) -> Tensor:

@@ -3,6 +3,7 @@
 import cases
 import pytest
 import torch
+from cases import draw
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
@@ -12,10 +13,6 @@ from ritz.operators.kronecker import Eigenspace
 
 FEW, MANY = 11, 40  # samples; the widest factor has 19 rows
 CLASSES = 3
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def network() -> nn.Module:

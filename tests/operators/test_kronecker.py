@@ -5,6 +5,7 @@ import copy
 import cases
 import pytest
 import torch
+from cases import draw, seeded
 from torch import Tensor, nn
 
 import ritz
@@ -17,16 +18,6 @@ from ritz.testing import check_operator
 
 curvlinops = pytest.mark.oracle("curvlinops")
 N, CLASSES = 11, 3
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def seeded(build, seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
 
 
 LABELS = torch.arange(N) % CLASSES

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import draw, seeded
 from graphs import taped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -24,16 +25,6 @@ from ritz.optim.passes import Pass
 
 N = 12
 LABELS = torch.arange(N) % 3
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def seeded(build, seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
 
 
 def convnet() -> nn.Module:

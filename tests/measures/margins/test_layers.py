@@ -6,6 +6,7 @@ import math
 import cases
 import pytest
 import torch
+from cases import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,12 +19,6 @@ from ritz.measures.outputs import sample_outputs
 CE = nn.CrossEntropyLoss
 P = {"l2": 2.0, "l1": 1.0, "linf": math.inf}
 DUAL = {"l2": 2.0, "l1": math.inf, "linf": 1.0}
-
-
-def seeded(make, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
 
 
 def data(num=12, *shape, classes=3):

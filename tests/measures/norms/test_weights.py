@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases import make, mlp, problem
+from cases import make, mlp, problem, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -31,12 +31,6 @@ def risk_of(model: nn.Module, *shape: int, **options: object) -> ritz.Risk:
     with torch.no_grad():
         y = torch.zeros_like(copy.deepcopy(model).eval()(X))
     return ritz.Risk(model, nn.MSELoss(), (X, y), **options)
-
-
-def seeded(make_model, seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_model()
 
 
 def with_statistics(model: nn.Module) -> nn.Module:
