@@ -62,7 +62,6 @@ class Subject:
         test: The same solution on test data.
         init: The weights that training began from.
         settings: Probes, steps and seed.
-        report: Told of (done, total) while a run is under way.
         checkpoint: Where the runs keep their state.
 
     Example:
@@ -78,12 +77,11 @@ class Subject:
         test: Risk | None = None,
         init: Tensor | None = None,
         settings: Settings = Settings(),  # noqa: B008 (frozen)
-        report: Report | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.risk, self.test, self.init, self.settings, self.report = risk, test, init, settings, report
-        self.checkpoint = checkpoint
-        self.tell: Report | None = report  # the same for runs that can be left by themselves: it does not raise
+        self.risk, self.test, self.init, self.settings, self.checkpoint = risk, test, init, settings, checkpoint
+        self.report: Report | None = None  # told of (done, total) while a run is under way
+        self.tell: Report | None = None  # the same for runs that can be left by themselves: it does not raise
         self.seconds: dict[str, float] = {}  # what each run took
         self._done: dict[str, Any] = {}
 

@@ -96,7 +96,7 @@ class Gadam(AdamW):
             return True
         if getattr(self, "found_inf", None) is None:  # else a GradScaler has found it before, for a fused step
             self.skipped += 1
-            tell_skipped(self.skipped, stacklevel=5)
+            tell_skipped(self.skipped)
         return False
 
     def _update(self) -> None:

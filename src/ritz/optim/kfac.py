@@ -268,7 +268,7 @@ class KFAC(torch.optim.Optimizer):
             return True
         self.skipped += 1
         remedy = "lower the learning rate, raise the damping, or give kl_clip=1e-3"
-        tell_skipped(self.skipped, step=self.steps, remedy=remedy, stacklevel=5)
+        tell_skipped(self.skipped, step=self.steps, remedy=remedy)
         return False
 
     def _update(self) -> None:

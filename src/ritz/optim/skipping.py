@@ -33,7 +33,7 @@ def finite(tensors: Iterable[Tensor]) -> bool:
     )
 
 
-def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY, stacklevel: int = 4) -> None:
+def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY) -> None:
     """Warn of a step that was not taken, the last of `skipped`; of each at first, then ever more rarely.
 
     Warns:
@@ -52,5 +52,5 @@ def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY,
     warnings.warn(
         f"the gradient{which} is not finite: the step is skipped ({skipped} so far); {remedy}",
         NumericalWarning,
-        stacklevel=stacklevel,
+        stacklevel=5,
     )

@@ -204,7 +204,7 @@ def _figure14(runs: Runs) -> list[Claim]:
         *(replace(claim, evidence=claim.evidence + low) for claim in lower),
         difference(runs, where, f"ramp - linear, {RAMP_LEARNED.label}", RAMP_LEARNED, linear),
         _particularly(runs, where, (RAMP_LEARNED, linear, RAMP, flat)),
-        _early(runs, where, RAMP_LEARNED),
+        _early(runs, RAMP_LEARNED),
     ]
 
 
@@ -220,7 +220,7 @@ def _particularly(runs: Runs, where: str, arms: tuple[Arm, Arm, Arm, Arm]) -> Cl
     )  # fmt: skip
 
 
-def _early(runs: Runs, where: str, arm: Arm) -> Claim:
+def _early(runs: Runs, arm: Arm) -> Claim:
     """That the damping rises while the rate does, from a tenth to three tenths of the run."""
     logs = [math.log(damping_at(row, 0.3) / damping_at(row, 0.1)) for row in runs.of(arm)]
     return Claim(
