@@ -3,8 +3,10 @@
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,6 +31,28 @@ def _float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def single() -> Iterator[None]:
+    """As scripts run: in torch's default precision, on one thread."""
+    torch.set_default_dtype(torch.float32)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Callable[[str], ModuleType]]:
+    """The scripts of benchmarks/ by name, each found as it finds its own parts; all are forgotten afterwards."""
+    folder = Path(__file__).parent.parent / "benchmarks"
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module
+    sys.path.remove(str(folder))
+    own = {path.stem for path in folder.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
 
 
 @pytest.fixture

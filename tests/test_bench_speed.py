@@ -4,7 +4,6 @@ import argparse
 import importlib
 import json
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -15,32 +14,18 @@ import ritz
 from ritz import compilation
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("single")
 
 
 @pytest.fixture(scope="module")
-def speed():
-    """The script, found as it finds its own parts."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("speed")
-    sys.path.remove(str(ROOT / "benchmarks"))
-    for name in [name for name in sys.modules if name == "speed" or name.partition(".")[0] == "peers"]:
-        del sys.modules[name]
+def speed(script):
+    return script("speed")
 
 
 @pytest.fixture
 def part(speed):
     """A module of the benchmark, by name."""
     return lambda name: importlib.import_module(f"peers.{name}")
-
-
-@pytest.fixture(autouse=True)
-def single():
-    """As scripts run: in torch's default precision, on one thread."""
-    torch.set_default_dtype(torch.float32)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The benchmark of TF32: what its rounding keeps, that choices are those of the network, and that its parts add up."""
 
-import importlib
 import json
 import math
 import sys
@@ -12,26 +11,12 @@ import torch
 import ritz
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("single")
 
 
 @pytest.fixture(scope="module")
-def tf32():
-    """The script, found as it finds its own parts."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("tf32")
-    sys.path.remove(str(ROOT / "benchmarks"))
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tf32", "peers")]:
-        del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def single():
-    """As scripts run: in torch's default precision, on one thread."""
-    torch.set_default_dtype(torch.float32)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(threads)
+def tf32(script):
+    return script("tf32")
 
 
 UNIT = 2.0**-10  # between the numbers from 1 to 2

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "convergence.json"
 
 
 @pytest.fixture(scope="module")
-def study():
-    """The script, found as it finds its own page."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("convergence")
-    sys.path.remove(str(ROOT / "benchmarks"))
-    for name in ("convergence", "pages.convergence", "pages"):
-        sys.modules.pop(name, None)
+def study(script):
+    return script("convergence")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """The page on the noise of the curvature: its script on little data, and what it says against the file."""
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "noise.json"
 
 
 @pytest.fixture(scope="module")
-def study():
-    """The script, found as it finds its neighbour."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("noise")
-    sys.path.remove(str(ROOT / "benchmarks"))
-    for name in ("noise", "kfac"):
-        sys.modules.pop(name, None)
+def study(script):
+    return script("noise")
 
 
 @pytest.fixture(scope="module")

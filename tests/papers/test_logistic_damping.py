@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -391,13 +390,8 @@ def test_runs_that_are_not_a_grid_are_refused(change, message):
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark", ROOT / "benchmarks" / "logistic_damping.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")  # for what scripts share
-        spec.loader.exec_module(module)
-    return module
+def benchmark(script):
+    return script("logistic_damping")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 import gzip
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -467,13 +466,8 @@ def report() -> dict:
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("mnist_mlp_benchmark", ROOT / "benchmarks" / "mnist_mlp.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")  # for what scripts share
-        spec.loader.exec_module(module)
-    return module
+def benchmark(script):
+    return script("mnist_mlp")
 
 
 def test_the_claims_on_file_follow_from_its_rows(report, benchmark):
