@@ -226,6 +226,16 @@ def test_frozen_unused_tied_and_scalar_parameters_are_handled(route):
     torch.testing.assert_close(ritz.Hessian(risk, route=route).dense(), hessian_of(model, truth))
 
 
+def test_a_module_of_two_names_has_the_right_hessian_and_stays_as_it_is():
+    shared = network(lambda: nn.Linear(4, 4), lambda: nn.BatchNorm1d(4), nn.Tanh)
+    model = nn.Sequential(shared, shared, nn.Linear(4, 3)).eval()
+    held = [*model.parameters(), *model.buffers()]
+    found = ritz.Hessian(ritz.Risk(model, CE, DATA, batch_size=4)).dense()
+    ritz.optim.TracePenalty(0.1)(model, X)
+    assert all(a is b for a, b in zip([*model.parameters(), *model.buffers()], held, strict=True))
+    torch.testing.assert_close(found, hessian_of(model, CE(model(X), Y)))
+
+
 def test_globs_choose_parameters_and_restrict_chooses_among_them():
     model = small()
     whole = ritz.Risk(model, CE, DATA)

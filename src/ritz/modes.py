@@ -2,12 +2,13 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
@@ -67,6 +68,25 @@ class Whole(nn.Module):
     def forward(self, data: Any) -> Any:
         """What the user's function gives."""
         return self.fn(self.model, data)
+
+    def at(self, state: Mapping[str, Tensor], data: Any) -> Any:
+        """What it gives with these tensors in the place of the model's, by the first name of each.
+
+        Tied ones are found here and not by `functional_call`, which replaces those of a module with two names twice,
+        and then puts the replacement back in the place of the user's weights.
+        """
+        modules = list(self.model.named_modules())  # each once
+        held = {
+            f"{prefix}.{own}" if prefix else own: tensor
+            for kind in ("_parameters", "_buffers")
+            for prefix, module in modules
+            for own, tensor in getattr(module, kind).items()
+            if tensor is not None
+        }
+        first: dict[Tensor, str] = {}
+        names = {name: first.setdefault(tensor, name) for name, tensor in held.items()}
+        named = {f"model.{name}": state[shared] for name, shared in names.items() if shared in state}
+        return functional_call(self, named, (data,), tie_weights=False)
 
 
 class Caller:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from . import walks
 from .batches import Batch, Batches, is_tensors, map_tensors, seed_torch, tensors_of
@@ -22,7 +21,7 @@ from .comm import SELF, Group, world
 from .diagnoses import refuse_gradient
 from .errors import UnsupportedError
 from .losses import CallableLoss, Loss, Target, as_loss
-from .modes import BatchLoss, Caller, Forward, Mode, chosen, studied, unwrapped
+from .modes import BatchLoss, Caller, Forward, Mode, Whole, chosen, studied, unwrapped
 from .plan import Plan, Route
 from .reducers import Mean, Reducer
 from .sameness import Settings, is_static
@@ -382,7 +381,7 @@ class Risk:
             return total, torch.as_tensor(weight, device=self.device, dtype=torch.float64)
         return self._loss.total(result, batch.data), self._loss.weight(result, batch.data)
 
-    def _call(self, params: Params, batch: Batch, module: nn.Module) -> Any:
+    def _call(self, params: Params, batch: Batch, module: Whole) -> Any:
         """One functional call of the model, with frozen dropout masks where dropout is on."""
         if self._sharded is not None:
             with self._sharded.constant_at(self._weights.with_params(params)):
@@ -390,13 +389,12 @@ class Risk:
         held, buffers = self._placed().others, self._once("buffers", lambda: set(dict(self.model.named_buffers())))
         # a forward pass may write to buffers, so it is given copies, unless the caller gave some
         state = {name: t.clone() if name in buffers and name not in params else t for name, t in held.items()}
-        state = {f"model.{name}": t for name, t in {**state, **params}.items()}
         if self.dropout:
             seed_torch(batch.index, self.device)  # inside `session`, which puts the generators back
         # a model that writes to its inputs is given copies; whether it does is seen on the first call
         data = map_tensors(batch.data, Tensor.detach if self._writes is False else Tensor.clone)
         with torch.enable_grad():  # for a model that differentiates in its inputs; weights ask for it themselves
-            result = functional_call(module, state, (data,))
+            result = module.at({**state, **params}, data)
         if self._writes is None:
             self._writes = any(t._version for t in tensors_of(data))
         return result

@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, skeleton, tensors_of, with_tensors
@@ -309,9 +308,8 @@ class _Run:
 
     def __call__(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
-        named = {f"model.{name}": value for name, value in {**buffers, **params}.items()}
         with SmoothConvolutions():
-            out: Tensor = functional_call(self.whole, named, (x,))
+            out: Tensor = self.whole.at({**buffers, **params}, x)
         return out
 
     @contextlib.contextmanager
