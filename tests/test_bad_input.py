@@ -41,6 +41,8 @@ class Dictionary(nn.Linear):
         (lambda: ritz.Risk("resnet", CE, (X, Y)), TypeError, "must be a torch.nn.Module, got str"),
         (lambda: ritz.Risk(nn.ReLU(), CE, (X, Y)), ValueError, "the model has no parameters"),
         (lambda: ritz.Risk(model().requires_grad_(False), CE, (X, Y)), ValueError, r"'\*' is frozen \(requires_grad"),
+        (lambda: ritz.Risk(nn.LazyLinear(3), CE, (X, Y)), ValueError, "weight has no shape.*call the model on a batch"),
+        (lambda: ritz.Risk(model().to("meta"), CE, (X, Y)), ValueError, "0.weight is on the meta device.*to_empty"),
         (lambda: ritz.Risk(model(), CE, (X, Y), params="head.*"), ValueError, "no parameter matches 'head"),
         (lambda: ritz.Risk(model(), CE, (X, Y), params=[]), ValueError, "list of patterns is empty"),
         (lambda: ritz.Risk(model(), CE), ValueError, "data is missing"),

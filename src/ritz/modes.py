@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
@@ -45,6 +46,15 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     if not every:
         raise ValueError("the model has no parameters")
     for name, held in (*every.items(), *model.named_buffers()):
+        if is_lazy(held):
+            raise ValueError(
+                f"{name} has no shape before the first call of its lazy layer: call the model on a batch once"
+            )
+        if held.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device and holds no numbers: make it real, by model.to_empty(device=...)"
+                " and load_state_dict"
+            )
         if held.layout is not torch.strided:
             raise UnsupportedError(
                 f"{name} is a sparse tensor, {held.layout}: make it dense, by to_dense(), to study it"

@@ -6,7 +6,7 @@ from matrices import DIM, FLAT, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
 from torch import nn
 
 import ritz
-from ritz.errors import UnsupportedError
+from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.estimators.trace import _LeftOut
 from ritz.operators import DenseOperator
 
@@ -200,6 +200,17 @@ def test_a_zero_matrix_has_zero_for_its_trace_and_norm(estimator):
     e = estimator(DenseOperator(torch.zeros(50, 50)))
     assert e.value == 0
     assert e.interval() == (0, 0)
+
+
+def test_squares_that_are_too_large_are_said_and_no_nan_is_returned():
+    data = torch.tensor([[1e20, 1.0], [1.0, 1.0]]).float(), torch.tensor([0, 1])
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).float()
+    H = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), data))
+    assert (H @ torch.ones(H.dim)).isfinite().all()
+    with pytest.raises(NonFiniteError, match=r"trace of the Hessian is not finite, though .*squares in float32; scale"):
+        ritz.trace(H, "exact")
+    with pytest.raises(NonFiniteError, match=r"Frobenius norm of the .* is not finite, though its products are"):
+        ritz.frobenius_norm(1e200 * rotated(OUTLIERS))
 
 
 @pytest.mark.parametrize("num_probes", [1, 2])

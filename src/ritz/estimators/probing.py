@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import NonFiniteError
 from ..operators.algebra import Derived, Metered, Sum, project_out
 from ..operators.base import Operator
 from ..operators.gauss_newton import GGN
@@ -121,7 +122,16 @@ def rounded(meter: Metered, estimate: Estimate, norm: float | None) -> Estimate:
     """With brackets as wide as the products are wrong.
 
     `norm` is ||H||_F for A = H + d, or what else is no less than the largest eigenvalue; None where no digits are lost.
+
+    Raises:
+        NonFiniteError: If the number is none, as where squares of finite numbers are too large.
     """
+    if not bool(torch.as_tensor(estimate.value).isfinite().all()):
+        kind = str(meter.dtype).removeprefix("torch.")
+        raise NonFiniteError(
+            f"the {estimate.name} of the {meter.base.matrix} is not finite, though its products are: numbers on the "
+            f"way are too large for their squares in {kind}; scale the data, or use dtype=torch.float64"
+        )
     seen = None if norm is None else compare_precisions(meter.base, estimate.seed or 0)
     if norm is None or seen is None or not seen.rough:
         return estimate
