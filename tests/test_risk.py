@@ -783,6 +783,23 @@ def test_an_embedding_that_renormalises_its_rows_is_not_changed():
     assert model[0].max_norm == 0.1
 
 
+class Clamped(nn.Linear):
+    def forward(self, x):
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("params", ["0.*", "1.*"])
+def test_a_forward_pass_that_writes_to_weights_is_refused_and_they_stay(params):
+    model = network(lambda: Clamped(4, 4), lambda: nn.Linear(4, 3))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(UnsupportedError, match=r"the forward pass writes to 0.weight.*parametrize"):
+        ritz.Risk(model, CE, DATA, params=params).gradient()
+    assert torch.equal(model[0].weight, before)
+    model(X)  # which clamps them: the next pass writes what is there
+    ritz.Risk(model, CE, DATA, params=params).gradient()
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 @pytest.mark.parametrize("setting", [{"max_norm": 0.1}, {"scale_grad_by_freq": True}, {"sparse": True}])
 def test_settings_of_an_embedding_that_are_for_training_have_no_part(kind, setting):

@@ -33,7 +33,7 @@ def examine(risk: "Risk") -> tuple[tuple[str, ...], float]:
 
     Raises:
         NonFiniteError: If a weight or the loss of a batch is not finite.
-        UnsupportedError: If a forward pass is random, or the loss reads weights by itself.
+        UnsupportedError: If a forward pass is random or writes to weights, or the loss reads weights by itself.
         ValueError: If the loss does not add up, or all weights of samples are 0.
     """
     _refuse_other_weights(risk)
@@ -113,9 +113,17 @@ class _Look:
         return loss.total(out, batch.data), loss.weight(out, batch.data)
 
     def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first batch, with a look for fused attention."""
+        """The first batch, with a look for fused attention and for weights that are written to, which are copies."""
+        state = self.risk.state()
+        copies = {name: state[name].clone() for name, _ in self.risk.model.named_parameters()}
         with AttentionWatch() as watch:
-            result = self._summed(params, batch)
+            result = self._summed(copies, batch)
+        for name, copy in copies.items():
+            if not torch.equal(copy, state[name]):
+                raise UnsupportedError(
+                    f"the forward pass writes to {name}, and a measurement leaves weights as they are; constrain them "
+                    "after the steps of the optimiser, or by torch.nn.utils.parametrize"
+                )
         self._refuse_hidden_weights(params, batch)
         if watch.seen and not self.notes:
             self.notes = (_MATH_KERNEL,)
