@@ -409,6 +409,17 @@ def test_at_keeps_its_own_copy_and_takes_buffers():
     assert moved.loss() == pytest.approx(CE(twin(X), Y).item(), rel=1e-12)
 
 
+def test_at_takes_the_state_dict_of_a_model_with_tied_weights():
+    risk, other = ritz.Risk(odd(), CE, DATA), odd()
+    with torch.no_grad():
+        other.first.weight.mul_(1.5)
+    state = other.state_dict()  # which has the tied weight under both of its names
+    assert risk.at(state).loss() == pytest.approx(CE(other(X), Y).item(), rel=1e-12)
+    assert risk.at({"second.weight": other.first.weight}).loss() == risk.at(state).loss()
+    with pytest.raises(ValueError, match=r"first\.weight and second\.weight are one tensor .* give one of the two"):
+        risk.at(state | {"second.weight": torch.zeros(4, 4)})
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

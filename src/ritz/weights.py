@@ -31,6 +31,19 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Every name in a state dict to the first of those of the same tensor, by which a risk has it.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> first_names(nn.Sequential(layer, layer))
+        {'0.weight': '0.weight', '0.bias': '0.bias', '1.weight': '0.weight', '1.bias': '0.bias'}
+    """
+    first: dict[Tensor, str] = {}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(tensor, name) for name, tensor in every}
+
+
 @dataclass(frozen=True)
 class Placed:
     """Weights and buffers as of one moment, detached, in one precision and on one device.
@@ -86,14 +99,18 @@ class Weights:
         self._kept = Placed()
 
     def at(self, params: Mapping[str, Tensor]) -> "Weights":
-        """The same with copies of some tensors in the place of the model's."""
-        known = self.live()
+        """The same with copies of some tensors in the place of the model's; a tied one goes by any of its names."""
+        known, first = self.live(), first_names(self.model)
+        given: Params = {}
         for name, value in params.items():
-            if name not in known:
+            own = first.get(name)
+            if own is None:
                 raise ValueError(f"the model has no parameter or buffer named {name!r}")
-            if value.shape != known[name].shape:
-                raise ValueError(f"{name} has shape {tuple(known[name].shape)}, got {tuple(value.shape)}")
-        given = {name: value.detach().clone() for name, value in params.items()}
+            if value.shape != known[own].shape:
+                raise ValueError(f"{name} has shape {tuple(known[own].shape)}, got {tuple(value.shape)}")
+            if own in given and not torch.equal(given[own], value):
+                raise ValueError(f"{own} and {name} are one tensor of the model, and differ here; give one of the two")
+            given[own] = value.detach().clone()
         return Weights(self.model, self.sharded, {**self.override, **given})
 
     def again(self) -> "Weights":

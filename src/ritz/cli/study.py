@@ -186,8 +186,10 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
     """
     import torch
 
+    from ..weights import first_names
+
     every = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    first = {id(t): name for name, t in reversed(every.items())}  # tied tensors go by the first of their names
+    first = first_names(model)
     named = _without_prefix(found, every)
     unknown = [name for name in named if name not in every and not name.endswith("_extra_state")]
     shapes = [
@@ -202,11 +204,11 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
     fitted: dict[str, Tensor] = {}
     for name, tensor in named.items():
         if name in every:
-            own = first[id(every[name])]
+            own = first[name]
             if own in fitted and not torch.equal(fitted[own], tensor):
                 raise ValueError(f"{path}: {name} and {own} are one tensor in the model and two in the file; tie them")
             fitted[own] = tensor
-    wanted = {first[id(every[name])] for name in model.state_dict() if name in every}
+    wanted = {first[name] for name in model.state_dict() if name in every}
     missing = [name for name in every if name in wanted and name not in fitted]
     wrong = [
         ("missing", missing),
