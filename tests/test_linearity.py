@@ -1,7 +1,9 @@
 """Multi-affine or not, by what the forward pass does; and what that is worth, against dense Hessians."""
 
 import re
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +77,27 @@ class StraightThrough(torch.autograd.Function):
         return grad
 
 
+class Kernel(torch.autograd.Function):
+    """A square that torch does not see, as of a kernel in another language."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.square(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # which is how it is met
+
+    @torch.jit.script
+    def scripted(x):
+        return torch.tanh(x)
+
+
 def sliced(m, x):
     h = m.a(x)
     h[:, :2] = h[:, 2:] * 3
@@ -139,7 +162,9 @@ NO = {
     "norm": (Custom(lambda m, x: m.c(x) * m.a(x).norm()), "norm"),
     "complex numbers": (Custom(lambda m, x: m.c((m.a(x) * (1 + 1j)).abs())), "complex"),
     "a list of tensors": (Custom(lambda m, x: m.c(torch._foreach_exp([m.a(x)])[0])), "aten::_foreach_exp"),
-    "straight-through gradient": (Custom(lambda m, x: m.c(StraightThrough.apply(m.a(x)))), "hidden from the trace"),
+    "straight-through gradient": (Custom(lambda m, x: m.c(StraightThrough.apply(m.a(x)))), "StraightThrough has a"),
+    "a kernel of one's own beside the identity": (Custom(lambda m, x: m.c((h := m.a(x)) + Kernel.apply(h))), "Kernel"),
+    "TorchScript": (Custom(lambda m, x: m.c(scripted(m.a(x)))), "aten::tanh"),
     "through a view": (Custom(lambda m, x: m.c((h := m.a(x)) * h.view(-1).view_as(h))), "aten::mul"),
     "through a write": (
         Custom(lambda m, x: m.c((h := m.a(x)) * torch.zeros(len(x), 4).index_copy_(1, torch.arange(4), h))),
@@ -192,7 +217,18 @@ def test_networks_curved_in_a_weight_are_refused_with_the_operation(name):
     assert re.search(reason, found.reason), found.reason
 
 
-@pytest.mark.parametrize("name", ["tanh", "x * x", "tied weights", "gate with a common stem", "RNN", "LayerNorm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tanh",
+        "x * x",
+        "a kernel of one's own beside the identity",
+        "tied weights",
+        "gate with a common stem",
+        "RNN",
+        "LayerNorm",
+    ],
+)
 def test_the_refused_ones_are_curved_indeed(name):  # else the list could be empty
     assert curvature_of_outputs(risk_of(NO[name][0])) > 1e-3
 

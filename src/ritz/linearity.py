@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batches import tensors_of
-from .captures import uses
+from .captures import reachable, uses
 
 if TYPE_CHECKING:
     from .risk import Risk
@@ -63,28 +64,30 @@ def multi_affine(risk: "Risk") -> Linearity:
         batch = batch.head(2)
     # copies: two parameters that are views of one buffer are still two parameters
     leaves = {name: p.detach().clone().requires_grad_() for name, p in risk.params().items()}
-    try:
-        with risk.session(), torch.enable_grad(), _Trace(leaves) as trace:
-            out = risk.output(leaves, batch)
-    except _Broken as broken:
-        return Linearity(False, str(broken))
+    with risk.session(), torch.enable_grad(), _Trace(leaves) as trace:
+        out = risk.output(leaves, batch)
+    if trace.broken:
+        return Linearity(False, trace.broken)
+    for node in reachable(out):
+        if isinstance(node, BackwardCFunction):  # its kernels may be seen by nobody, and its gradient be another's
+            return Linearity(
+                False, f"{type(node).__name__.removesuffix('Backward')} has a gradient of its own, as compiled code"
+            )
     seen = trace.depends(out)
     hidden = [name for name, times in uses(out, leaves).items() if times and name not in seen]
-    if hidden:  # compiled code, or a custom gradient
+    if hidden:
         return Linearity(False, f"an operation on {hidden[0]} is hidden from the trace")
     return Linearity(True, "every operation is piecewise linear in each single parameter")
-
-
-class _Broken(Exception):
-    """An operation that is not multi-affine."""
 
 
 class _Trace(TorchDispatchMode):
     """Follows through every operation which parameters a tensor depends on.
 
     Dependencies belong to storages, so that views and in-place operations are seen; a storage depends on all that was
-    ever written to it.
+    ever written to it. The first operation that is not multi-affine is noted; an error would be lost in TorchScript.
     """
+
+    broken = ""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,19 +113,16 @@ class _Trace(TorchDispatchMode):
         result = func(*args, **kwargs)
         floats = [x for x in tensors_of(result) if _carries(x)]
         if names and (floats or func._schema.is_mutable):  # indices, masks and shapes are piecewise constant
-            names = self._rule(packet_name(func), args, names)
+            name = packet_name(func)
+            if any(x.is_complex() for x in floats):
+                self._break(f"{name} gives complex numbers")
+            names = self._rule(name, args, names)
             for x in floats:
-                if x.is_complex():
-                    raise _Broken(f"{packet_name(func)} gives complex numbers")
                 self._write(x, names)
         return result
 
     def _rule(self, name: str, args: tuple[Any, ...], names: Names) -> Names:
-        """What the result depends on.
-
-        Raises:
-            _Broken: If the operation is not affine in each parameter.
-        """
+        """What the result depends on; an operation that is not affine in each parameter is noted."""
         if name in CONSTANT:
             return _NONE
         if name in LINEAR:
@@ -133,9 +133,10 @@ class _Trace(TorchDispatchMode):
         if name in CONSTANT_ARGUMENTS:
             fixed = [args[i] for i in CONSTANT_ARGUMENTS[name] if i < len(args)]
             if curved := self.depends(fixed):
-                raise _Broken(f"{name} is not piecewise linear in {min(curved)}")
+                self._break(f"{name} is not piecewise linear in {min(curved)}")
             return names
-        raise _Broken(f"{name} is not piecewise linear in {min(names)}")
+        self._break(f"{name} is not piecewise linear in {min(names)}")
+        return names
 
     def _disjoint(self, name: str, factors: Iterable[Any]) -> None:
         """A product is multi-affine if no parameter is in two of its factors."""
@@ -143,8 +144,11 @@ class _Trace(TorchDispatchMode):
         for factor in factors:
             here = self.depends(factor)
             if common := before & here:
-                raise _Broken(f"{name} multiplies two factors that both depend on {min(common)}")
+                self._break(f"{name} multiplies two factors that both depend on {min(common)}")
             before |= here
+
+    def _break(self, reason: str) -> None:
+        self.broken = self.broken or reason
 
 
 def _key(x: Tensor) -> int:
