@@ -35,6 +35,8 @@ class Softmax(Rule):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
+        if not self.out.ndim:
+            raise Untaped("a softmax of a single number")
         self.dim = step.args[1] % self.out.ndim + 1
 
     def _map(self, x: Tensor) -> Tensor:

@@ -340,9 +340,11 @@ class Reduced(Rule):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         given = step.args[1] if len(step.args) > 1 else None
-        dims = range(self.value.ndim) if given is None or given == [] else [given] if isinstance(given, int) else given
-        self.dims = [d % self.value.ndim for d in dims]
-        self.scale = self.out.numel() / self.value.numel() if step.func.overloadpacket is aten.mean else 1.0
+        ndim = self.value.ndim
+        dims = [given] if isinstance(given, int) else given or range(ndim)
+        self.dims = [d % ndim for d in dims] if ndim else []  # torch has a dimension 0 of a single number, too
+        number = max(1, self.value.numel())  # an expert may have no inputs
+        self.scale = self.out.numel() / number if step.func.overloadpacket is aten.mean else 1.0
 
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
         dot = dots[self.step.inputs[0]]
