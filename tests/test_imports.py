@@ -66,7 +66,7 @@ ALLOWED = {
     "walks": "errors memory comm reducers shortcuts batches shares sharded weights diagnoses",
     "risk": f"{RESULTS} comm reducers space sameness shortcuts plan losses captures batches shares sharded modes "
     "diagnoses soundness weights walks",
-    "linearity": "errors batches captures risk",
+    "linearity": "errors reducers batches captures risk",
     "operators": f"{RESULTS} memory comm reducers space switches sameness held compilation convolutions plan losses "
     "captures layers batches risk",
     "fingerprints": "errors checkpoint batches risk operators",

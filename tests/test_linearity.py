@@ -98,6 +98,22 @@ with warnings.catch_warnings():
         return torch.tanh(x)
 
 
+class Surrogate(torch.autograd.Function):
+    """A spike, with a smooth gradient, as networks of spiking neurons have it."""
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (1 + ctx.saved_tensors[0].abs()) ** 2
+
+
 def sliced(m, x):
     h = m.a(x)
     h[:, :2] = h[:, 2:] * 3
@@ -109,6 +125,11 @@ def written(m, x):
     h = torch.zeros(len(x), 4)
     h.copy_(m.a(x)).clamp_(min=0).mul_(x).add_(1)
     return m.c(h)
+
+
+def by_sample(m, x):
+    """One sample after another, each through an activation that is its own."""
+    return m.c(torch.stack([m.a(row).relu() if row[0] > 0 else m.a(row).tanh() for row in x]))
 
 
 YES = {
@@ -165,6 +186,9 @@ NO = {
     "straight-through gradient": (Custom(lambda m, x: m.c(StraightThrough.apply(m.a(x)))), "StraightThrough has a"),
     "a kernel of one's own beside the identity": (Custom(lambda m, x: m.c((h := m.a(x)) + Kernel.apply(h))), "Kernel"),
     "TorchScript": (Custom(lambda m, x: m.c(scripted(m.a(x)))), "aten::tanh"),
+    "spikes beside what they are taken from": (
+        Custom(lambda m, x: m.c((h := m.a(x)) - Surrogate.apply(h))), "Surrogate has a gradient of its own"
+    ),
     "through a view": (Custom(lambda m, x: m.c((h := m.a(x)) * h.view(-1).view_as(h))), "aten::mul"),
     "through a write": (
         Custom(lambda m, x: m.c((h := m.a(x)) * torch.zeros(len(x), 4).index_copy_(1, torch.arange(4), h))),
@@ -249,6 +273,29 @@ def test_frozen_parameters_are_constants():
     assert multi_affine(risk_of(model)).holds
     tanh = NO["tanh"][0]
     assert multi_affine(risk_of(tanh, params="2.*")).holds
+
+
+def test_what_code_of_the_user_does_with_other_samples_is_seen():
+    """The third sample goes through a tanh, within a batch and as one of its own."""
+    g = torch.Generator().manual_seed(0)
+    X, y = torch.randn(3, 4, generator=g), torch.tensor([0, 1, 1])
+    X[:, 0] = torch.tensor([1.0, 1.0, -1.0])
+    model = Custom(by_sample)
+    for batch_size in (3, 2, 1):
+        found = multi_affine(Risk(model, nn.CrossEntropyLoss(), (X, y), batch_size=batch_size))
+        assert not found.holds
+        assert "aten::tanh" in found.reason
+    assert multi_affine(Risk(model, nn.CrossEntropyLoss(), (X[:2], y[:2]))).holds
+
+
+def test_networks_of_torch_alone_are_known_by_two_samples(monkeypatch):
+    def walk(*_, **__):
+        raise AssertionError("a walk over all data")
+
+    monkeypatch.setattr(Risk, "fold", walk)
+    assert multi_affine(risk_of(YES["ReLU MLP"])).holds
+    with pytest.raises(AssertionError, match="a walk"):
+        multi_affine(risk_of(YES["residual"]))
 
 
 def test_parameters_that_share_memory_are_still_two():

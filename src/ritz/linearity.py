@@ -21,9 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batches import tensors_of
 from .captures import reachable, uses
+from .reducers import Mean
 
 if TYPE_CHECKING:
-    from .risk import Risk
+    from .batches import Batch
+    from .risk import Params, Risk
 
 Names = frozenset[str]
 _NONE: Names = frozenset()
@@ -45,8 +47,9 @@ class Linearity:
 def multi_affine(risk: "Risk") -> Linearity:
     """Whether the outputs are affine in each single chosen parameter, within a linear region.
 
-    One forward pass over two samples is traced. Only chosen parameters count: what is frozen is a constant. The answer
-    errs on the side of no: an operation that is not on the list is taken to be curved.
+    A forward pass over two samples is traced, and one over all data where code is the user's, which may take another
+    way with other samples. Only chosen parameters count: what is frozen is a constant. The answer errs on the side of
+    no: an operation that is not on the list is taken to be curved, and so is one with a gradient of its own.
 
     Example:
         >>> data = torch.ones(2, 3), torch.zeros(2, 1)
@@ -60,11 +63,26 @@ def multi_affine(risk: "Risk") -> Linearity:
     """
     _ = risk.output_loss  # a risk without outputs has no answer, and says so
     batch = next(iter(risk.batches))
-    if risk.splittable:
-        batch = batch.head(2)
+    with risk.session():
+        answers = [_of_batch(risk, risk.params(), batch.head(2) if risk.splittable else batch)]
+
+    def look(params: "Params", batch: "Batch") -> tuple[Tensor, Tensor]:
+        if answers[-1].holds:
+            answers.append(_of_batch(risk, params, batch))
+        nought = torch.zeros((), device=risk.device)
+        return nought, nought + 1
+
+    if not risk.static and risk.world.all(answers[0].holds):
+        risk.fold(look, Mean())
+    told = risk.world.gather(answers[-1])
+    return next((answer for answer in told if not answer.holds), told[0])
+
+
+def _of_batch(risk: "Risk", params: "Params", batch: "Batch") -> Linearity:
+    """The answer for one batch, or a piece of one; to be called inside `session`."""
     # copies: two parameters that are views of one buffer are still two parameters
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in risk.params().items()}
-    with risk.session(), torch.enable_grad(), _Trace(leaves) as trace:
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    with torch.enable_grad(), _Trace(leaves) as trace:
         out = risk.output(leaves, batch)
     if trace.broken:
         return Linearity(False, trace.broken)

@@ -36,6 +36,7 @@ from ritz.estimators import samples as module_under_test
 from ritz.estimators.exact import exact_trace
 from ritz.estimators.passes import fitting_pieces
 from ritz.estimators.samples import sample_traces
+from ritz.estimators.trace import trace
 from ritz.losses import CrossEntropy
 from ritz.operators import GGN, Hessian, footprint
 from ritz.plan import Plan
@@ -410,6 +411,23 @@ def test_a_loss_that_is_not_convex_is_left_to_probes():
     risk = Risk(model, lambda out, y: (out - y).sin().sum(-1).mean(), (X, y))
     found = sample_traces(risk)
     assert not found.exact
+    with pytest.raises(UnsupportedError, match="not convex"):
+        sample_traces(risk, method="exact")
+
+
+def test_a_loss_that_is_convex_for_the_first_samples_alone_is_left_to_probes():
+    """log(1 + r^2) is convex up to r = 1: what it is for the rest is asked before any work."""
+    X, y = data(6, 4), torch.zeros(6, 1)
+    model = nn.Linear(4, 1)
+    y[:] = model(X).detach()
+    y[4:] += 5
+    risk = Risk(model, lambda out, y: (out - y).square().log1p().mean(), (X, y), batch_size=2)
+    found = sample_traces(risk, num_probes=1)
+    assert not found.exact
+    assert (found.value[4:] < 0).all()
+    for A in (Hessian(risk), GGN(risk)):
+        assert module_under_test.exact_cost(A) is None
+        assert not trace(A, num_probes=4).exact
     with pytest.raises(UnsupportedError, match="not convex"):
         sample_traces(risk, method="exact")
 

@@ -13,7 +13,7 @@ from ..intervals import StudentT
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate
-from .exact import exact_cost, exact_diagonal
+from .exact import exact_diagonal, num_passes
 from .journal import Journal
 from .precision import unscaled
 from .probing import (
@@ -102,7 +102,7 @@ def _exact(meter: Journal, num_probes: int) -> tuple[Estimate, float | None]:
     norm = None
     try:
         value = exact_diagonal(meter.base, meter.walks)
-        meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
+        meter.products, how = num_passes(meter.base), "exact, by backward passes, counted as products"
         if loses_digits(meter.base):
             norm = abs(float(value.sum()) - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
     except UnsupportedError:

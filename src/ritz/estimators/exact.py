@@ -111,22 +111,28 @@ def exact_cost(operator: Operator) -> int | None:
         (5, 1)
     """
     try:
-        return _cost(operator)
+        return num_passes(operator, look=True)
     except UnsupportedError:
         return None
 
 
-def _cost(operator: Operator) -> int:
+def num_passes(operator: Operator, look: bool = False) -> int:
+    """How many backward passes over the data an exact trace or diagonal takes; with a `look` whether there is one.
+
+    Raises:
+        UnsupportedError: If there is none.
+    """
     if isinstance(operator, Sum):
-        return _cost(operator.base) + _cost(operator.right)
+        return num_passes(operator.base, look) + num_passes(operator.right, look)
     if isinstance(operator, GradientCovariance):
-        return _cost(operator.base) + 1
+        return num_passes(operator.base, look) + 1
     if isinstance(operator, Scaled | Shifted | Block | Metered | BatchNoise):
-        return _cost(operator.base)
+        return num_passes(operator.base, look)
     if not isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
         raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}")
     risk = operator.risk
-    _refuse_inexact(operator)
+    if look:
+        _refuse_inexact(operator)
     if isinstance(operator, Hessian | GGN):
         return num_roots(risk)
     batch, out = _small(risk)
@@ -139,7 +145,7 @@ def _of_risk(operator: Hessian | GGN | EmpiricalFisher | Fisher, by: By, walks: 
     loss = _refuse_inexact(operator)
     risk.check()
     squares = SquaredEntries(risk) if by == "entry" else SquaredNorms(risk)
-    chunk = stack_size(risk, _cost(operator))
+    chunk = stack_size(risk, num_passes(operator))
 
     def stacks(out: Tensor, batch: Batch) -> Iterable[Tensor]:
         if isinstance(operator, Hessian | GGN):
@@ -208,6 +214,8 @@ def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
     loss = refuse_coupled(risk)
     if isinstance(operator, Hessian) and not (linearity := multi_affine(risk)).holds:
         raise UnsupportedError(f"the Hessian of this network has no exact trace: {linearity.reason}; use probes")
+    if isinstance(operator, Hessian | GGN):
+        refuse_unreal(risk)
     if isinstance(operator, Fisher):
         risk.batches.prepare()
         if not risk.batches.cached and not risk.batches.ordered:
@@ -226,7 +234,21 @@ def _small(risk: Risk) -> tuple[Batch, Tensor]:
 
 
 def num_roots(risk: Risk) -> int:
-    """Backward passes for the GGN; asks for one root, so that a loss without real roots says so before the work."""
+    """Backward passes for the GGN."""
     batch, out = _small(risk)
-    next(iter(risk.output_loss.roots(out, batch.data, 1)))
     return risk.output_loss.num_roots(out, batch.data)
+
+
+def refuse_unreal(risk: Risk) -> None:
+    """Ask for one root, so that a loss without real ones says so before the work: of all data if it may have both."""
+    loss = risk.output_loss
+
+    def ask(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        out = risk.output(params, batch)
+        next(iter(loss.roots(out, batch.data, 1)))
+        return out.new_zeros(()), loss.weight(out, batch.data)
+
+    batch, out = _small(risk)
+    next(iter(loss.roots(out, batch.data, 1)))
+    if not loss.convex:
+        risk.fold(ask, Mean())

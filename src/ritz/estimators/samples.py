@@ -25,7 +25,7 @@ from ..linearity import multi_affine
 from ..reducers import Concat
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
-from .exact import num_roots, refuse_coupled, stack_size
+from .exact import num_roots, refuse_coupled, refuse_unreal, stack_size
 from .passes import fitting_pieces, joined
 from .sample_products import SampleProducts
 from .squares import SquaredNorms, sample_weights
@@ -113,9 +113,10 @@ def _exactness(risk: Risk, most_roots: float) -> tuple[int, str | None]:
     if not linearity.holds:
         return 0, linearity.reason
     try:
-        num = num_roots(risk)
+        refuse_unreal(risk)
     except UnsupportedError as error:
         return 0, str(error)
+    num = num_roots(risk)
     return num, f"it would take {num} backward passes" if num > most_roots else None
 
 

@@ -17,7 +17,7 @@ from ..fingerprints import resumable
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate, from_samples
-from .exact import exact_cost, exact_trace
+from .exact import exact_cost, exact_trace, num_passes
 from .forms import form_rule, square_rule
 from .journal import Journal
 from .precision import unscaled
@@ -134,7 +134,7 @@ def _exact(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float 
     norm = None
     try:
         value, parts = exact_trace(meter.base, meter.walks if isinstance(meter, Journal) else None)
-        meter.products, how = exact_cost(meter.base) or 0, "exact, by backward passes, counted as products"
+        meter.products, how = num_passes(meter.base), "exact, by backward passes, counted as products"
         if loses_digits(meter.base):
             norm = abs(value - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
     except UnsupportedError:
