@@ -96,6 +96,75 @@ def test_cudnn_is_off_inside_products_of_recurrent_networks():
     assert torch.backends.cudnn.enabled == before
 
 
+class Packed(nn.Module):
+    """Sequences of different lengths, whose kernels read memory that torch.func's tensors do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(2, 2, batch_first=True), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = 1 + (x[:, 0] > 0).long()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x.reshape(len(x), 2, 2), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.head(self.cell(packed)[1][-1])
+
+
+def test_packed_sequences_have_curvature():
+    given = problem(built(Packed))
+    check(given)
+    with pytest.raises(ritz.errors.UnsupportedError, match="operation GRU has no second derivative by the forward"):
+        ritz.Hessian(given.risk(), route="forward") @ torch.ones(given.risk().dim)
+
+
+# ----------------------------------------------------------------------- forward derivatives that are wrong or fail
+
+
+class Product(nn.Module):
+    """torch's forward derivative of a product that is scattered is wrong, and its backward pass is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.zeros(len(x), 3, dtype=torch.long)
+        return self.head(self.a(x).scatter_reduce(1, place, self.b(x), "prod"))
+
+
+class Twisted(nn.Module):
+    """Complex weights as pairs of real ones, which torch views only where numbers begin at even places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.weight = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(4, 3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex128) @ torch.view_as_complex(self.weight)).abs() + self.bias
+
+
+@pytest.mark.filterwarnings("ignore:forward and reverse products disagree")
+@pytest.mark.parametrize("kind", [Product, Twisted])
+def test_products_do_not_rely_on_forward_mode_alone(kind):
+    given = problem(built(kind))
+    check(given)
+    found = ritz.sample_traces(given.risk(), num_probes=3, method="probes")
+    V = given.risk().space.probes(range(3), 0, dtype=torch.float64)
+    forms = (V @ cases.dense_hessian(given) * V).sum(1)
+    assert torch.allclose(found.samples.mean(1), forms)  # every sample has weight 1
+
+
+def test_vectors_with_zeros_do_not_settle_whether_forward_mode_is_right():
+    given = problem(built(Product))
+    G = ritz.GGN(given.risk())
+    first = torch.zeros(G.dim)
+    first[-1] = 1.0  # a bias that the product does not depend on
+    v = torch.ones(G.dim)
+    for row in (first, v):
+        assert cases.relative(G @ row, cases.dense_ggn(given) @ row) < 1e-9
+
+
 # ---------------------------------------------------------------------------------------------- mixtures
 
 

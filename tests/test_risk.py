@@ -859,6 +859,14 @@ def test_what_a_forward_pass_stores_on_a_module_is_the_users_again():
     copy.deepcopy(model)
 
 
+def test_a_complex_parameter_is_refused_with_what_to_do():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    with pytest.raises(UnsupportedError, match=r"phase is complex.*view_as_real"):
+        ritz.Risk(model, CE, DATA)
+    assert ritz.Risk(model, CE, DATA, params="0.*").dim == 6
+
+
 def test_a_sparse_buffer_is_refused_with_what_to_do():
     model = nn.Linear(2, 2)
     model.register_buffer("edges", torch.eye(2).to_sparse())

@@ -60,6 +60,12 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
                 f"{name} is a sparse tensor, {held.layout}: make it dense, by to_dense(), to study it"
             )
     names = [name for name in select(every, patterns) if every[name].requires_grad]
+    for name in names:
+        if every[name].is_complex():
+            raise UnsupportedError(
+                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
+                "take torch.view_as_complex of that in the forward pass, or leave it out with params="
+            )
     if not names:
         raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")
     return tuple(names)

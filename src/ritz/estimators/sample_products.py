@@ -32,14 +32,14 @@ class SampleProducts:
         by = self._forward if self.route == "forward" else self._reverse
         return torch.cat([by(params, batch, part) for part in rows.split(self.risk.plan.chunk)])
 
-    def settle(self, row: Tensor) -> None:
+    def settle(self, rows: Tensor) -> None:
         """Choose a route by the first batch, or a piece of it that fits; ranks choose as the first of them."""
         risk, error = self.risk, None
         found: list[str] = []
 
         def look(params: Params, piece: Batch) -> tuple[Tensor, Tensor]:
-            found.append(self._choose(params, piece, row))
-            return row, row.new_ones(())
+            found.append(self._choose(params, piece, rows))
+            return rows[:1], rows.new_ones(())
 
         try:
             with risk.session():
@@ -82,14 +82,14 @@ class SampleProducts:
                 forms.append(_gradient(_dot(product, v), (u,))[0])
         return torch.stack(forms).detach()
 
-    def _choose(self, params: Params, batch: Batch, row: Tensor) -> str:
-        """Forward mode where it agrees with reverse mode on a few samples."""
+    def _choose(self, params: Params, batch: Batch, rows: Tensor) -> str:
+        """Forward mode where it agrees with reverse mode on a few samples, for several rows if there will be."""
         few = batch.head(4) if self.risk.splittable else batch
         tried: dict[str, Tensor] = {}
         errors: list[str] = []
         for route, by in (("reverse", self._reverse), ("forward", self._forward)):
             try:
-                tried[route] = by(params, few, row)
+                tried[route] = by(params, few, rows)
             except RuntimeError as error:
                 if is_shortage(error):
                     raise
@@ -98,9 +98,9 @@ class SampleProducts:
             raise UnsupportedError(f"no second derivative of the sample losses: {'; '.join(sorted(set(errors)))}")
         if len(tried) == 1:
             ((route, forms),) = tried.items()
-            self._refuse_wrong(route, forms, params, few, row)
+            self._refuse_wrong(route, forms[:1], params, few, rows[:1])
             return route
-        return "forward" if same(tried["forward"], tried["reverse"], row.dtype) else "reverse"
+        return "forward" if same(tried["forward"], tried["reverse"], rows.dtype) else "reverse"
 
     def _refuse_wrong(self, route: str, forms: Tensor, params: Params, few: Batch, row: Tensor) -> None:
         """Hold what no other route confirms against differences of the gradient.

@@ -149,7 +149,7 @@ def _exact_samples(risk: Risk, num: int, walks: Walks, progress: Progress | None
 def _probed_samples(risk: Risk, num_probes: int, seed: int, walks: Walks, progress: Progress | None) -> Estimate:
     products = SampleProducts(risk)
     rows = risk.space.probes(range(num_probes), seed, dtype=risk.dtype, device=risk.device)
-    products.settle(rows[:1])  # by the first batch, wherever the walk is gone on with
+    products.settle(rows[:2])  # by the first batch, wherever the walk is gone on with
 
     def forms(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = sample_weights(risk.output_loss, risk.output(params, batch), batch)

@@ -197,7 +197,9 @@ class BlockDiagonal(RiskOperator):
                     raise
                 self._batched = False  # no batching rule: from here on one vector at a time
         rows = [
-            torch.autograd.grad(outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True)
+            torch.autograd.grad(
+                outputs, inputs, [v[i].clone() for v in vectors], retain_graph=True, materialize_grads=True
+            )
             for i in range(count)
         ]
         return [torch.stack(parts) for parts in zip(*rows, strict=True)]

@@ -25,6 +25,8 @@ _PATTERNS = (
     r"don't yet support (?P<name>saved tensor hooks)",
     r"(?P<name>[\w:]+) (?:does not|doesn't) have a (?:derivative|double backward|forward)",
     r"differentiate twice a function",
+    r"call (?P<name>Tensor\.requires_grad_\(\))",
+    r"data pointer of Tensor that doesn't have storage",
 )
 
 
@@ -43,18 +45,20 @@ def missing_operation(error: BaseException) -> str | None:
     for pattern in _PATTERNS:
         if found := re.search(pattern, text):
             named = found.groupdict().get("name")
-            return named or _custom_function(error.__traceback__) or text.splitlines()[0][:120]
+            return named or _called(error.__traceback__) or text.splitlines()[0][:120]
     return None
 
 
-def _custom_function(trace: TracebackType | None) -> str | None:
-    """The name of the innermost torch.autograd.Function that was being called."""
+def _called(trace: TracebackType | None) -> str | None:
+    """The name of the innermost torch.autograd.Function, or module, that was being called."""
     name = None
     while trace is not None:
-        for key in ("cls", "autograd_function"):  # what torch's own frames call it
+        for key in ("cls", "autograd_function", "self"):  # what torch's own frames call it
             value = trace.tb_frame.f_locals.get(key)
             if isinstance(value, type) and issubclass(value, torch.autograd.Function):
                 name = value.__name__
+            elif isinstance(value, torch.nn.Module):
+                name = type(value).__name__
         trace = trace.tb_next
     return name
 

@@ -30,6 +30,9 @@ from .tape.kept import Kept
 
 log = logging.getLogger(__name__)
 
+# relative difference of two inner products that still count as the same
+_AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
 
 class JacobianProduct(RiskOperator):
     """(1 / W) sum_i J_i' M_i J_i; a subclass names the middle M."""
@@ -39,7 +42,8 @@ class JacobianProduct(RiskOperator):
     def __init__(self, risk: Risk) -> None:
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
-        self._forward_mode = True  # until an operation turns out not to have it
+        self._forward_mode = True  # until an operation turns out not to have it, or to have it wrong
+        self._confirmed = False  # whether forward mode was seen to be the transpose of reverse mode
         self._tapes = Tapes(risk)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
@@ -59,11 +63,14 @@ class JacobianProduct(RiskOperator):
             try:
                 return self._forward(params, batch, rows)
             except RuntimeError as error:
-                if is_shortage(error):
+                if is_shortage(error) or isinstance(error, UnsupportedError):
                     raise
-                if (missing := missing_operation(error)) is None:
+                missing = missing_operation(error)
+                if missing is None and len(rows) == 1:
                     raise
-                log.info("%s has no forward derivative: %s products by reverse mode alone", missing, self.matrix)
+                # several vectors may fail where one does not; a model that is itself at fault fails again
+                why = missing or str(error).partition("\n")[0][:200]
+                log.info("no forward derivative of %s: %s products by reverse mode alone", why, self.matrix)
             self._forward_mode = False
         try:
             return self._reverse(params, batch, rows)
@@ -89,7 +96,8 @@ class JacobianProduct(RiskOperator):
         if found is None and tapes.hidden:  # forward mode would look into torch.no_grad(), and through .data
             with contextlib.suppress(NotImplementedError):
                 found = self._reverse(params, batch, rows)
-        return self._nested(params, batch, rows) if found is None else found
+        found = self._nested(params, batch, rows) if found is None else found
+        return found if self._forward_mode else self._reverse(params, batch, rows)
 
     def _taped(self, tape: Tape, batch: Batch, rows: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
         """All vectors along one tape of the forward pass, there and back."""
@@ -98,7 +106,28 @@ class JacobianProduct(RiskOperator):
         tangents, _ = tape.push(self.space.split(rows))
         middle = torch.func.vmap(lambda u: loss.middle(self.kind, out, batch.data, u, draws))(tangents)
         image = gathered(self.space, rows, lambda into: tape.pull(middle, into), apart)
+        if not (apart or self._settled()):
+            self._confirm(rows, tangents, middle, image)
         return image, loss.weight(out, batch.data)
+
+    def _settled(self) -> bool:
+        """Whether forward mode is not, or not now, to be held against reverse mode: a recording looks at no number."""
+        return self._confirmed or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+    def _confirm(self, rows: Tensor, tangents: Tensor, middle: Tensor, image: Tensor) -> None:
+        """Leave forward mode where it is not the transpose of reverse mode, as that of some of torch's operations.
+
+        For u = M J v both modes are there already: v . J'u is to be J v . u. It is settled by vectors without a zero.
+        """
+        ahead, back = row_products(tangents.flatten(1), middle.flatten(1)), row_products(rows, image)
+        sizes = [
+            a.flatten(1).norm(dim=1).double() * b.flatten(1).norm(dim=1) for a, b in ((tangents, middle), (rows, image))
+        ]
+        apart = (ahead.diagonal() - back.diagonal()).abs()
+        if bool((apart > _AGREE.get(self.dtype, 0.1) * (sizes[0] + sizes[1])).any()):
+            log.info("a forward derivative of torch's is wrong: %s products by reverse mode alone", self.matrix)
+            self._forward_mode = False
+        self._confirmed = bool((rows != 0).all())
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
         """By torch.func: J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
@@ -114,7 +143,12 @@ class JacobianProduct(RiskOperator):
             image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
             return pullback(image)[0], loss.weight(out, batch.data)
 
-        return each_row(product, self.space, rows)
+        image, weight = each_row(product, self.space, rows)
+        if held is None and not self._settled():
+            out, tangent = torch.func.jvp(outputs, (params,), (self.space.split(rows[0]),))[:2]
+            middle = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
+            self._confirm(rows[:1], tangent[None], middle[None], image[:1])
+        return image, weight
 
     def _difference(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """J v by a central difference of the outputs, J'u by an ordinary backward pass: for a sharded model."""
@@ -149,7 +183,7 @@ class JacobianProduct(RiskOperator):
         held, images = out.detach(), []
         draws = self._draws(held, batch)
         for row in rows:
-            v = list(self.space.split(row).values())
+            v = [part.clone() for part in self.space.split(row).values()]  # complex views want numbers in pairs
             (tangent,) = torch.autograd.grad(
                 [pulled[i] for i in live], u, [v[i] for i in live], retain_graph=True, materialize_grads=True
             )

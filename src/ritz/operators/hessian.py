@@ -365,7 +365,7 @@ def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor]
     if not batched:
         rows = [
             torch.autograd.grad(
-                outputs, inputs, [v[i] for v in vectors], retain_graph=i + 1 < count, materialize_grads=True
+                outputs, inputs, [v[i].clone() for v in vectors], retain_graph=i + 1 < count, materialize_grads=True
             )
             for i in range(count)
         ]
