@@ -86,6 +86,7 @@ def test_marks_of_tensors_differ_where_a_bit_does():
     assert comm._mark(x) != comm._mark(x.flip(0))
     assert comm._mark(x) != comm._mark(x + torch.tensor([0, 0, 0, 0, 0, 1e-15]))
     assert comm._mark(torch.ones(3, dtype=torch.bfloat16)) == comm._mark(torch.ones(3, dtype=torch.bfloat16))
+    assert comm._mark(torch.ones(4, 2)[:1, 1]) == comm._mark(torch.ones(1))  # one element, of any stride
 
 
 class Fake(World):

@@ -75,6 +75,11 @@ def test_dense_tensors_keep_their_strides(tmp_path):
     assert load(save(base[:, ::2], tmp_path / "tree")).is_contiguous()  # with holes, and without them
 
 
+def test_one_element_of_a_column_is_saved_whatever_its_stride(tmp_path):
+    row = torch.arange(8.0).reshape(4, 2)[:1, 1]  # torch calls a stride of 2 contiguous here
+    assert torch.equal(load(save({"row": row}, tmp_path / "a"))["row"], row)
+
+
 def test_the_states_of_torchs_optimisers_survive(tmp_path):
     model = torch.nn.Linear(2, 3)
     for optimizer in (torch.optim.AdamW(model.parameters(), amsgrad=True), torch.optim.SGD(model.parameters(), 0.1)):

@@ -250,7 +250,8 @@ def _polled(work: Any, seconds: float) -> bool:
 
 def _mark(tensor: Tensor) -> int:
     """The bits of a tensor, added up with other weights at each place; equal tensors have equal marks."""
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    # a copy: one element may have any stride
+    raw = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     raw = raw.view(torch.int32) if raw.numel() % 4 == 0 else raw
     total = torch.zeros((), dtype=torch.int64, device=raw.device)
     for number, part in enumerate(raw.split(1 << 24)):  # int64 is wider than the numbers

@@ -148,7 +148,8 @@ def mark(tensors: list[Tensor]) -> str:
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
-        found.update(plain.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        plain = plain.cpu().clone(memory_format=torch.contiguous_format)  # one element may have any stride
+        found.update(plain.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

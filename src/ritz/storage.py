@@ -224,7 +224,8 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         while where in tensors:  # {"a/b": x} and {"a": {"b": y}} are at one place
             where += "'"
         order = _order(node)  # strides too: products of matrices that are equal but for them differ in the last bit
-        tensors[where] = node.detach().cpu().permute(order).contiguous().clone()
+        # a copy in plain order: of one element any stride would be called contiguous, and its bytes could not be read
+        tensors[where] = node.detach().cpu().permute(order).clone(memory_format=torch.contiguous_format)
         return {"tensor": where} if order == sorted(order) else {"permuted": where, "order": order}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         if type(node).__name__ not in _HOMES:

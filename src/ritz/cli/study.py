@@ -297,7 +297,8 @@ def weights_mark(risk: "Risk") -> str:
     state = hashlib.sha256()
     for name, tensor in risk.state().items():
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        state.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        plain = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # one element may have any stride
+        state.update(plain.flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 
