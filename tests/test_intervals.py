@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ritz.intervals import Affine, Binomial, ChiSquare, Exact, Reciprocal, StudentT
+from ritz.intervals import Affine, Binomial, ChiSquare, Exact, PairedShares, Reciprocal, StudentT
 from ritz.measures.gap import bootstrapped
 from ritz.results import Estimate, affine, derived, from_samples
 
@@ -17,6 +17,27 @@ def test_a_share_has_the_interval_of_clopper_and_pearson(hits, trials, level):
     found = Binomial(hits, trials).interval(hits / trials, 0.0, (0.0, 0.0), level)
     truth = stats.binomtest(hits, trials).proportion_ci(level, method="exact")
     assert found == pytest.approx((truth.low, truth.high), abs=1e-12)
+
+
+def of_pairs(more: int, fewer: int, trials: int) -> tuple[float, float]:
+    low, high = PairedShares(more, fewer, trials).interval(0.0, 0.0, (0.0, 0.0), 0.95)
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize(("more", "fewer"), [(5, 0), (6, 0), (9, 1), (10, 1), (0, 8), (40, 22), (42, 22)])
+def test_a_difference_of_paired_shares_leaves_zero_out_where_mcnemars_test_refuses_it(more, fewer):
+    low, high = of_pairs(more, fewer, trials=200)
+    square = (abs(more - fewer) - 1) ** 2 / (more + fewer)  # Edwards 1948
+    assert (not low <= 0 <= high) == (stats.chi2.sf(square, 1) < 0.05)
+
+
+@pytest.mark.parametrize("trials", [2, 7])
+@pytest.mark.parametrize("odds", [(0.05, 0.0), (0.5, 0.5), (0.3, 0.1), (0.02, 0.9)])
+def test_a_difference_of_paired_shares_is_covered_of_whatever_few_trials(trials, odds):
+    counts = [(i, j) for i in range(trials + 1) for j in range(trials + 1 - i)]
+    law = stats.multinomial(trials, [*odds, 1 - sum(odds)])
+    held = [(low - 1e-12 <= odds[0] - odds[1] <= high + 1e-12) for low, high in (of_pairs(*c, trials) for c in counts)]
+    assert sum(law.pmf([i, j, trials - i - j]) for (i, j), one in zip(counts, held, strict=True) if one) >= 0.95
 
 
 def test_a_bootstrap_interval_covers_the_mean_of_skewed_losses():

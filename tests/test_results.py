@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import ritz
-from ritz.intervals import ChiSquare, Exact, Magnitude, RandomStart, Reciprocal, StudentT, matched_dof
+from ritz.intervals import ChiSquare, Exact, Magnitude, PairedShares, RandomStart, Reciprocal, StudentT, matched_dof
 from ritz.measures.measure import _cells
 from ritz.results import Estimate, from_samples, show
 from ritz.storage import equal, save
@@ -188,6 +188,7 @@ RULES = [
     ChiSquare(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])),
     start(locked=-math.inf),
     Reciprocal(StudentT(3.0), 2.0),
+    PairedShares(3, 1, 20),
     Magnitude(start(largest=False, locked=math.inf), start()),
 ]
 PART = estimate(name="fc.weight", value=1.0)

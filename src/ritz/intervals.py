@@ -155,6 +155,54 @@ class Binomial:
         return low, high
 
 
+@dataclass(frozen=True)
+class PairedShares:
+    """The difference of two shares of the same `trials`: `more` came up the second time only, `fewer` the first only.
+
+    All d that the score test does not refuse (Tango 1998), corrected as McNemar's test is for counts being whole:
+
+        |more - fewer - n d| - 1  <=  z sqrt(n (2 q + d (1 - d)))
+
+    for q the likeliest probability of `fewer` given d. Trials that came up alike both times leave it a width: that of a
+    mean of differences is 0 where no trial differs, and where all differ alike.
+
+    Example:
+        >>> [round(end, 3) for end in PairedShares(0, 0, 20).interval(0.0, 0.0, (0.0, 0.0), 0.95)]
+        [-0.236, 0.236]
+        >>> [round(end, 3) for end in PairedShares(2, 0, 2).interval(1.0, 0.0, (1.0, 1.0), 0.95)]
+        [-0.604, 1.0]
+    """
+
+    more: int
+    fewer: int
+    trials: int
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """By bisection between the difference that was seen and one of all trials."""
+        from scipy.stats import norm
+
+        z = float(norm.ppf(0.5 + level / 2))
+        low, high = (self._end(side, z) for side in (-1.0, 1.0))
+        return low, high
+
+    def _end(self, side: float, z: float) -> float:
+        inner, outer = (self.more - self.fewer) / self.trials, side
+        if self._fits(outer, z):
+            return outer
+        for _ in range(60):
+            middle = (inner + outer) / 2
+            inner, outer = (middle, outer) if self._fits(middle, z) else (inner, middle)
+        return outer
+
+    def _fits(self, d: float, z: float) -> bool:
+        """Whether the test does not refuse d; q is the larger root of 2 n q^2 + b q + c = 0."""
+        n = self.trials
+        b, c = (2 * n - self.more + self.fewer) * d - self.more - self.fewer, -self.fewer * d * (1 - d)
+        q = (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
+        variance = max(n * (2 * q + d * (1 - d)), 0.0)
+        return max(abs(self.more - self.fewer - n * d) - 1, 0.0) <= z * math.sqrt(variance)
+
+
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
     """Quantiles of the means of resamples, corrected for bias and skewness (BCa; Efron 1987): for a skewed mean.

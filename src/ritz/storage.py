@@ -31,6 +31,7 @@ _HOMES = {
     "Affine": "ritz.intervals",
     "Reciprocal": "ritz.intervals",
     "Binomial": "ritz.intervals",
+    "PairedShares": "ritz.intervals",
     "Bootstrap": "ritz.intervals",
     "RandomStart": "ritz.intervals",
     "Magnitude": "ritz.intervals",

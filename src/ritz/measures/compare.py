@@ -7,7 +7,7 @@ taken probe by probe or item by item, and is known better than either value.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,15 @@ class Comparison(Result, Mapping[str, Ranking]):
         for name in (first, second):
             if name not in self.measurements:
                 raise ValueError(f"no solution is named {name!r}; there are: {', '.join(self.measurements)}")
-        return difference(*(as_found(self.measurements[name][key]) for name in (first, second)))
+        if (key, first, second) not in self._changes:
+            ends = (as_found(self.measurements[name][key]) for name in (first, second))
+            self._changes[key, first, second] = difference(*ends)
+        return self._changes[key, first, second]
+
+    @cached_property
+    def _changes(self) -> dict[tuple[str, str, str], Estimate]:
+        """Those that were asked for: every measure is held against the same changes of the outcome."""
+        return {}
 
     def agreement(self, key: str, outcome: str = "gap_loss") -> Agreement:
         """In how many pairs that differ in outcome the measure goes the same or the other way, both beyond noise.
