@@ -448,6 +448,18 @@ def test_the_path_norm_stays_when_a_single_unit_is_rescaled(seed, factor):
     assert float(path_norm(risk_of(model, 3))) == pytest.approx(before)
 
 
+def test_the_path_norm_of_circular_padding_does_not_depend_on_what_memory_held():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten())
+    squared = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in squared.parameters():
+            p.square_()
+    truth = squared(torch.ones(1, 2, 4, 4)).sum().item()
+    before = [torch.full((1, 2, 6, 6), -1.0) for _ in range(100)]  # the padded image is as large, and made empty
+    del before
+    assert float(path_norm(risk_of(model, 2, 4, 4)).parts["squared"]) == pytest.approx(truth)
+
+
 def test_path_norms_of_convolutions_and_shared_weights_are_defined():
     assert float(path_norm(problem("conv").risk())) > 0
     model = seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
