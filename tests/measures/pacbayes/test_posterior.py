@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 import ritz
 from ritz.errors import NonFiniteError, NumericalWarning, UnsupportedError
-from ritz.measures.pacbayes.posterior import Posterior, accuracy_at, expected_loss, laplace_posterior, sigma_search
+from ritz.measures.pacbayes.posterior import (
+    Posterior,
+    _Curve,
+    accuracy_at,
+    expected_loss,
+    laplace_posterior,
+    sigma_search,
+)
 from ritz.operators import DenseOperator
 
 
@@ -150,6 +157,17 @@ def classifier(seed: int = 0) -> tuple[nn.Sequential, Tensor, Tensor]:
         torch.manual_seed(seed)
         model = mlp([3, 8, 3], nn.ReLU)
     return model, X, model(X).argmax(1)
+
+
+def test_a_step_at_the_target_does_not_make_sigma_sure():
+    """Accuracies that fall evenly, but for one step of the ten draws' mean that is right where the target is."""
+    curve = _Curve(one_feature()[0], 1.0, num_draws=10, seed=0, progress=None, num_steps=15)
+    apart = torch.linspace(-0.04, 0.04, 10)
+    for place, sigma in enumerate([1.0, 1.2, 1.4, 1.6, 1.8, 2.0]):
+        curve.seen[sigma] = 0.9 - 0.02 * place + apart
+    even = curve.error(0.85)
+    curve.seen |= {1.49: 0.86 + apart, 1.51: 0.84 + apart}
+    assert curve.error(0.85) == pytest.approx(even, rel=0.5)
 
 
 def test_adaptive_sigma_does_not_see_a_rescaling_of_layers():

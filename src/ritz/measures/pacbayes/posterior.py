@@ -301,16 +301,20 @@ class _Curve:
     def error(self, target: float) -> float:
         """Standard error of the sigma at which the mean over draws falls below the target.
 
-        Half the width of where the mean is within its own standard error of the target (Woodruff 1952): right also
-        where every draw is a step, and the jackknife is not.
+        Half the width of where the mean is within its own error of the target (Woodruff 1952): right also where every
+        draw is a step, and the jackknife is not. The error is that of 95 %, and the width is divided by as much: of few
+        draws the mean falls in steps, and one that happens to lie at the target would say that all is known.
         """
+        from scipy.stats import t
+
         if self.num_draws < 2:
             return math.nan
         places = sorted(self.seen)
         table = torch.stack([self.seen[sigma] for sigma in places])  # (places, draws)
         mean, error = table.mean(1), table.std(1) / math.sqrt(self.num_draws)
-        low, high = (_crossing(places, (mean + side * error).tolist(), target) for side in (-1, 1))
-        return (high - low) / 2
+        reach = float(t.ppf(0.975, self.num_draws - 1))
+        low, high = (_crossing(places, (mean + side * reach * error).tolist(), target) for side in (-1, 1))
+        return (high - low) / (2 * reach)
 
 
 def _crossing(places: Sequence[float], values: Sequence[float], target: float) -> float:
