@@ -131,7 +131,8 @@ def log_spectral_product(risk: Risk, norms: Estimate | None = None) -> Estimate:
     """sum over layers of log ||A||^2, the squared product of spectral norms (Jiang et al. 2020, "log prod of spec").
 
     For a chain of layers with ReLUs between them the root of its exponential bounds the Lipschitz constant; where
-    branches add up it does not. Rescaling one layer by c and another by 1 / c leaves it as it is.
+    branches add up it does not. Rescaling one layer by c and another by 1 / c leaves it as it is; where two layers
+    read the first, both are divided by c, and it moves.
 
     Args:
         risk: The solution.

@@ -34,7 +34,7 @@ ROWS = (
     ),
     Measure(
         key="log_spectral_product", formula="sum_l log ||A_l||^2", convention="A_l the layer as a linear map",
-        source="Jiang et al. 2020", family="norms", cost="weights", unchanged=SAME_FUNCTION,
+        source="Jiang et al. 2020", family="norms", cost="weights",
         compute=lambda s: norms.log_spectral_product(s.risk, _spectral_norms(s)),
         reading="bounds the logarithm of the squared Lipschitz constant of a chain",
     ),
@@ -46,7 +46,7 @@ ROWS = (
     Measure(
         key="spectral_complexity", formula="prod_l ||A_l|| (sum_l (||A_l'||_{2,1} / ||A_l||)^(2/3))^(3/2)",
         convention="reference 0, not divided by a margin", source="Bartlett et al. 2017, equation 1.2", family="norms",
-        cost="weights", compute=lambda s: norms.spectral_complexity(s.risk), unchanged=SAME_FUNCTION,
+        cost="weights", compute=lambda s: norms.spectral_complexity(s.risk),
         reading="a margin bound when divided by the margin; loose on deep networks",
     ),
     Measure(
