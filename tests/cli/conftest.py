@@ -69,6 +69,14 @@ def diverged():
 
 def misfit():
     return ritz.Risk(nn.Linear(7, 3), nn.CrossEntropyLoss(), data(0, 40))
+
+
+def other_data():
+    return ritz.Risk(network(), nn.CrossEntropyLoss(), (torch.ones(5, 7), torch.zeros(5, dtype=torch.long)))
+
+
+def other_labels():
+    return ritz.Risk(network(), nn.CrossEntropyLoss(), (torch.ones(5, 4), torch.full((5,), 7)))
 """
 
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,6 +126,15 @@ def test_the_same_run_is_read_back_and_another_is_refused(study, capsys):
     assert {path.name: path.read_bytes() for path in (study / "run").iterdir()} == before
 
 
+def test_the_command_that_is_shown_can_be_typed_whatever_the_folder_is_called(study, capsys):
+    folder = "my run's première"
+    assert main(["measure", "study.py:make_risk", "--measures", "weight_norm", "--out", folder]) == 0
+    shown = capsys.readouterr().out.rpartition("`ritz ")[2].partition("`")[0]
+    assert shlex.split(shown) == ["report", folder]
+    assert main(shlex.split(shown)) == 0
+    assert (study / folder / "report.html").exists()
+
+
 def test_ctrl_c_keeps_what_is_known_and_the_run_goes_on(study, capsys, monkeypatch):
     real = MEASURES["spectral_norm"]
     computed = []
@@ -214,6 +224,11 @@ def test_a_network_that_has_diverged_is_a_numerical_failure(study, capsys):
         (["study.py:fails"], "study.py:fails failed in line 50: KeyError: 'mnist'; mend it"),
         (["study.py:misfit"], "the model cannot be run on the data: RuntimeError: mat1 and mat2"),
         (["study.py:make_risk", "--test", "study.py:other_model"], "study.py:other_model has another model than"),
+        (
+            ["study.py:make_risk", "--test", "study.py:other_data"],
+            "study.py:other_data: the model cannot be run on the data: RuntimeError: mat1 and mat2",
+        ),
+        (["study.py:make_risk", "--test", "study.py:other_labels"], "study.py:other_labels: label 7 is not one of"),
         (["study.py:make_risk", "--measures", "tracy"], "no measure is named 'tracy'; did you mean trace"),
         (["study.py:make_risk", "--num-probes", "0"], "ritz measure: --num-probes must be at least 1, got 0"),
         (["study.py:make_risk", "--device", "abacus"], "there is no device 'abacus' here"),

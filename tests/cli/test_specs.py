@@ -85,8 +85,8 @@ def test_measures_are_words_or_keys_with_or_without_commas():
     def chosen(*words):
         return specs.MeasureSpec(risk="", measures=words).chosen
 
-    assert chosen("standard") == "standard"
-    assert chosen("all") == "all"
+    assert chosen("standard", "ggn_trace") == ["standard", "ggn_trace"]
+    assert chosen("all") == ["all"]
     assert chosen("trace", "lambda_max") == chosen("trace,lambda_max") == ["trace", "lambda_max"]
     assert chosen() == []
 

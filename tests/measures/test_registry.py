@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -169,6 +170,14 @@ def test_standard_measures_need_one_run_of_the_hessian_and_forward_passes_only()
 def test_keys_are_in_the_order_that_was_asked_for():
     assert [row.key for row in resolve(["trace", "aceht", "distance"])] == ["trace", "aceht", "distance"]
     assert [row.key for row in resolve("trace")] == ["trace"]
+
+
+def test_a_set_and_what_is_not_in_it_go_into_one_list():
+    own = replace(MEASURES["trace"], key="own")
+    assert resolve(["ggn_trace", "standard", "trace", own]) == [*resolve("standard"), MEASURES["ggn_trace"], own]
+    assert resolve(["all", "standard"]) == resolve("all")
+    with pytest.raises(ValueError, match="two measures have one key"):
+        resolve(["standard", replace(own, key="trace", formula="another")])
 
 
 def test_measures_that_are_known_layer_by_layer_have_parts(audits):

@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import warnings
@@ -155,11 +156,12 @@ class Session:
             return None
         test = self._made(text, here)
         try:
-            return test.at(risk.state())
+            test = test.at(risk.state())
         except ValueError as error:
             raise ValueError(
                 f"{text} has another model than {self.spec.risk}: {error}; use one model in both"
             ) from error
+        return checked(test, text) if here else test
 
     # ------------------------------------------------------------------------------------------------ the run
 
@@ -224,9 +226,9 @@ def checked(risk: "Risk", name: str = "") -> "Risk":
     except Exception as error:
         if is_shortage(error):
             raise
-        text = " ".join(str(error).split())
+        text, whose = " ".join(str(error).split()), f"{name}: " if name else ""
         raise ValueError(
-            f"the model cannot be run on the data: {type(error).__name__}: {text}; mend the function of the risk"
+            f"{whose}the model cannot be run on the data: {type(error).__name__}: {text}; mend the function of the risk"
         ) from error
     return risk
 
@@ -366,7 +368,12 @@ def _stopped(session: Session, by: str = "stopped by the keyboard") -> str:
     if session.run is None:
         return f"{by} before there was anything to keep"
     known = f"what is known is in {session.run.folder}" if session.run.results else "nothing is known yet"
-    return f"{by}; {known}; the same command with --out {session.run.folder} goes on"
+    return f"{by}; {known}; the same command with --out {_quoted(session.run.folder)} goes on"
+
+
+def _quoted(folder: Path) -> str:
+    """As a shell takes it, whatever is in its name."""
+    return shlex.quote(str(folder))
 
 
 def _print(console: Console, session: Session, answer: Answer) -> None:
@@ -381,7 +388,7 @@ def _print(console: Console, session: Session, answer: Answer) -> None:
     run = session.run
     how = "read back from" if session.again else "wrote"
     after = f"{how} {run.folder} after {run.header['times']['seconds']:.0f} s"
-    console.print(f"\n{after}; `ritz report {run.folder}` makes a page of it", markup=False, soft_wrap=True)
+    console.print(f"\n{after}; `ritz report {_quoted(run.folder)}` makes a page of it", markup=False, soft_wrap=True)
 
 
 def tree_of(run: "Run", result: Mapping[str, Any], notes: Sequence[str] = ()) -> Any:

@@ -50,17 +50,16 @@ class Measures(Common):
     """What is measured, and at what cost."""
 
     measures: Annotated[tuple[str, ...], arg(metavar="standard|all|KEY ...")] = ("standard",)
-    """The standard set, all, or some by key."""
+    """The standard set, all, or some by key; `standard KEY` is the set and one more."""
     num_steps: int = 100
     """Lanczos steps of each probe: how finely the spectrum is resolved."""
     num_probes: int = 8
     """Probes: how well averages are known."""
 
     @property
-    def chosen(self) -> str | list[str]:
+    def chosen(self) -> list[str]:
         """The measures as the library takes them; commas may stand between keys."""
-        keys = [key for word in self.measures for key in word.split(",") if key]
-        return keys[0] if keys in (["standard"], ["all"]) else keys
+        return [key for word in self.measures for key in word.split(",") if key]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,8 @@ def measure(
         risk: The solution on its training data.
         test: Test data, or a risk of the same solution on it; the gaps need it.
         init: The weights that training began from: named tensors, a state dict or a flat vector.
-        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own.
+        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own, in
+            which "standard" stands for its measures.
         num_steps, num_probes, seed: Of the spectrum; see `ritz.spectrum`.
         sigma: Standard deviation of the prior of the Laplace measures.
         progress: Called with (what is being done, part of the whole that is done), first with what is expected.

@@ -14,20 +14,20 @@ from .rows import gap, margins, norms, pacbayes, sharpness
 
 
 def resolve(measures: str | Measure | Sequence[str | Measure]) -> list[Measure]:
-    """The rows that "standard", "all", or a list of keys and measures stands for.
+    """The rows that "standard", "all", or a list of keys, measures and these two words stands for.
 
     Example:
         >>> [measure.key for measure in resolve(["trace"])], len(resolve("standard"))
         (['trace'], 24)
+        >>> len(resolve(["standard", "trace", "ggn_trace"]))  # the trace is standard already
+        25
     """
-    if measures == "all":
-        return list(MEASURES.values())
-    if measures == "standard":
-        return [measure for measure in MEASURES.values() if measure.standard]
     asked = [measures] if isinstance(measures, str | Measure) else list(measures)
     if not asked:
         raise ValueError("no measure is chosen: the list is empty")
-    rows = [measure if isinstance(measure, Measure) else _known(measure) for measure in asked]
+    sets = [row for row in MEASURES.values() if "all" in asked or ("standard" in asked and row.standard)]
+    single = [one if isinstance(one, Measure) else _known(one) for one in asked if one not in ("standard", "all")]
+    rows = [*sets, *(row for row in single if row not in sets)]
     if len({row.key for row in rows}) < len(rows):
         raise ValueError(f"two measures have one key: {', '.join(row.key for row in rows)}")
     return rows
