@@ -111,6 +111,20 @@ def test_every_sample_falls_to_one_rank_and_all_have_as_many_rounds(size, cut, n
         assert all(turn.batch is data[turn.place] for own in rounds for turn_list in own for turn in turn_list)
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_ranks_that_are_at_one_batch_at_a_time_have_all_of_it_and_the_first_piece_is_the_leaders(cut):
+    from ritz.batches import Batch
+
+    data = [Batch((torch.arange(10 * b, 10 * b + size),), b, 0, size) for b, size in enumerate((1, 5))]
+    rounds = [list(turns(data, Fake(rank, 3), cut, in_step=True, apart=True, leader=2)) for rank in range(3)]
+    for batch, of_ranks in zip(data, zip(*rounds, strict=True), strict=True):
+        assert all([turn.place for turn in own] == [batch.index] for own in of_ranks)
+        busy = {turn.piece: turn.batch for own in of_ranks for turn in own if not turn.batch.idle}
+        assert torch.cat([busy[piece].data[0] for piece in sorted(busy)]).equal(batch.data[0])
+        assert of_ranks[2][0].piece == 0
+        assert not of_ranks[2][0].batch.idle
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_parts_of_a_vector_cover_it_once(size):
     row = torch.arange(7.0)[None]

@@ -26,7 +26,7 @@ from .plan import Plan, Route
 from .reducers import Mean, Reducer
 from .sameness import Settings, is_static
 from .sharded import ShardedModel, is_sharded
-from .shares import leads
+from .shares import leader_of
 from .shortcuts import Shortcuts
 from .soundness import examine
 from .space import ParamSpace, select
@@ -422,7 +422,9 @@ class Risk:
 
     def _led(self, vector: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What is summed over ranks already, on one of them."""
-        return (vector if leads(self.batches, self.world) else torch.zeros_like(vector)).to(self.dtype), weight
+        return (vector if self.world.rank == leader_of(self.batches) else torch.zeros_like(vector)).to(
+            self.dtype
+        ), weight
 
     def captured(
         self, params: Params, batch: Batch, cotangents: Callable[[Tensor], Iterable[Tensor]]

@@ -20,10 +20,13 @@ class Turn:
     batch: Batch
 
 
-def turns(batches: Iterable[Batch], world: World, cut: bool, in_step: bool = False) -> Iterator[list[Turn]]:
+def turns(
+    batches: Iterable[Batch], world: World, cut: bool, in_step: bool = False, apart: bool = False, leader: int = 0
+) -> Iterator[list[Turn]]:
     """The turns of this rank, round by round; `batches` and so the number of rounds are the same on all ranks.
 
-    Ranks that go `in_step` have as many turns each: where there is nothing for one, it walks along idly.
+    Ranks that go `in_step` have as many turns each: where there is nothing for one, it walks along idly, which the
+    `leader` never does. With `apart` all ranks are at one batch at a time: what they sum in a pass is of this one.
 
     Example:
         >>> from ritz.comm import SELF
@@ -31,28 +34,31 @@ def turns(batches: Iterable[Batch], world: World, cut: bool, in_step: bool = Fal
         >>> [turn.place for round_ in turns([batch, batch], SELF, cut=True) for turn in round_]
         [0, 1]
     """
-    first, together = 0, []
+    first, together, turn = 0, [], (world.rank - leader) % world.size
     for batch in batches:
         together.append(batch)
-        if len(together) == world.size:
-            yield [Turn(first + world.rank, 0, together[world.rank])]
+        if apart:
+            yield list(_left_over(together, first, world.size, turn, cut, in_step))
+            first, together = first + 1, []
+        elif len(together) == world.size:
+            yield [Turn(first + turn, 0, together[turn])]
             first, together = first + world.size, []
     if together:
-        yield list(_left_over(together, first, world, cut, in_step))
+        yield list(_left_over(together, first, world.size, turn, cut, in_step))
 
 
-def _left_over(batches: list[Batch], first: int, world: World, cut: bool, in_step: bool) -> Iterator[Turn]:
+def _left_over(batches: list[Batch], first: int, size: int, turn: int, cut: bool, in_step: bool) -> Iterator[Turn]:
     """Fewer batches than ranks: a piece of each, or one of them for some of the ranks."""
     if not cut:
-        if world.rank < len(batches):
-            yield Turn(first + world.rank, 0, batches[world.rank])
+        if turn < len(batches):
+            yield Turn(first + turn, 0, batches[turn])
         elif in_step:
             yield Turn(first, 0, replace(batches[0], idle=True))
         return
     for place, batch in enumerate(batches):
-        pieces = batch.pieces(-(-batch.size // world.size))
-        if world.rank < len(pieces):
-            yield Turn(first + place, world.rank, pieces[world.rank])
+        pieces = batch.pieces(-(-batch.size // size))
+        if turn < len(pieces):
+            yield Turn(first + place, turn, pieces[turn])
         elif in_step:
             yield Turn(first + place, 0, replace(pieces[0], idle=True))
 
@@ -67,14 +73,12 @@ def padded(own: Iterable[Batch], idle: Batch | None, count: int) -> Iterator[Tur
             yield Turn(idle.index, 0, replace(idle, idle=True))
 
 
-def leads(batches: Batches, world: World) -> bool:
-    """Whether this rank speaks for all, where they have one result: the first of those that are never idle.
+def leader_of(batches: Batches) -> int:
+    """Which rank speaks for all, where they have one result: the first of those that are never idle.
 
     Example:
-        >>> from ritz.comm import SELF
-        >>> batches = Batches((torch.zeros(3, 1),), batch_size=None, device=torch.device("cpu"), dtype=None)
-        >>> leads(batches, SELF)
-        True
+        >>> leader_of(Batches((torch.zeros(3, 1),), batch_size=None, device=torch.device("cpu"), dtype=None))
+        0
     """
     counts = [number for number, _ in batches._held] or [1]
-    return world.rank == counts.index(max(counts))
+    return counts.index(max(counts))

@@ -19,7 +19,7 @@ from .diagnoses import no_room
 from .memory import NoRoomError, is_shortage, make_room
 from .reducers import Mean, Reducer
 from .sharded import ShardedModel
-from .shares import Turn, padded, turns
+from .shares import Turn, leader_of, padded, turns
 from .shortcuts import Shortcuts
 from .weights import Params
 
@@ -156,20 +156,23 @@ class _Together:
         """What the reducer makes of all batches, on every rank."""
         self.risk.batches.prepare()
         with self.risk.session():
-            rounds = self._rounds(batches)
             if isinstance(reducer, Mean):
-                self._summed(reducer, rounds, done)
+                self._summed(reducer, self._rounds(batches, apart=False), done)
             else:
-                self._in_order(reducer, rounds, done)
+                self._in_order(reducer, self._rounds(batches, apart=self.risk._sharded is not None), done)
             return reducer.result()
 
-    def _rounds(self, batches: Sequence[Batch] | None) -> Iterable[Iterable[Turn]]:
-        """What falls to this rank: its share, or its turns where all ranks have the same batches."""
+    def _rounds(self, batches: Sequence[Batch] | None, apart: bool) -> Iterable[Iterable[Turn]]:
+        """What falls to this rank: its share, or its turns where all ranks have the same batches.
+
+        A pass of a sharded model sums over ranks, whatever batches they have: `apart` for what is asked of each batch.
+        """
         risk, own, in_step = self.risk, self.risk.batches, self.risk._sharded is not None
         if batches is None and own.share:
             most = max(number for number, _ in own._held)
             return [padded(own.own(), next(iter(own)) if in_step else None, most)]
-        return turns(own.own() if batches is None else batches, risk.world, risk.splittable, in_step)
+        every = own.own() if batches is None else batches
+        return turns(every, risk.world, risk.splittable, in_step, apart, leader_of(own))
 
     def _summed(self, reducer: Mean, rounds: Iterable[Iterable[Turn]], done: Callable[[int], None]) -> None:
         """Sums need no order: each rank adds up its own, and one sum over ranks ends the walk."""

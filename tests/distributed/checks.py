@@ -21,6 +21,7 @@ import ritz
 from ritz.checkpoint import Checkpoint
 from ritz.comm import world
 from ritz.errors import UnsupportedError
+from ritz.estimators.noise import minibatch_moment
 from ritz.integrations import lightning, transformers
 from ritz.krylov.head import BlockSpace, find_head
 from ritz.krylov.lanczos import lanczos
@@ -426,6 +427,12 @@ def fully_sharded() -> Found:
         uneven = r.on(shares("share of tensors")[0], size, share=True)
         found[f"share {size}"] = ritz.GGN(uneven).rows(v), found["ggn"][1]
         found[f"share {size}, hessian"] = ritz.Hessian(uneven).rows(v), found["hessian"][1]
+    # what is asked of each batch, though a pass sums over ranks; of one sample, some ranks have nothing
+    for name, own, size in (("all", r, 4), ("share", r.on(shares("share of tensors")[0], 4, share=True), 1)):
+        noises = [ritz.curvature_noise(each, 3, size, num_probes=1) for each in (own, whole)]
+        found[f"noise, {name}"] = tuple(noise.value for noise in noises)
+        found[f"gradient noise, {name}"] = tuple(noise.parts["gradient noise"].value for noise in noises)
+    found["pairs"] = tuple(minibatch_moment(each, 2, 4, curvature="ggn").value for each in (r, whole))
     blocks = [ritz.block_spectra(ritz.GGN(each), num_steps=2, num_probes=1) for each in (r, whole)]
     found["blocks"] = tuple(torch.tensor([float(s.trace.value) for s in each.values()]) for each in blocks)
     s, t = (lanczos(ritz.GGN(each), v[:1], 2, reorthogonalize="full").tridiagonal() for each in (r, whole))
@@ -440,6 +447,7 @@ def fully_sharded() -> Found:
         (lambda: ritz.trace(ritz.GGN(r), "exact"), "neither exact traces"),
         (lambda: r.output({"0.bias": torch.ones(16).requires_grad_()}, next(iter(r.batches))), "are no function of"),
         (lambda: ritz.optim.KFAC(r.model, lr=0.1, damping=0.1), "KFAC wants whole layers"),
+        (lambda: ritz.KFACOperator(r), "Kronecker factors want whole layers"),
     ):
         with pytest.raises(UnsupportedError, match=says):
             act()

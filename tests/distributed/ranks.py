@@ -34,7 +34,8 @@ class Launch:
 
     def __init__(self, waves: Sequence[Sequence[Task]], env: dict[str, str] | None = None) -> None:
         self.tasks, self.folder = {t.name: t for wave in waves for t in wave}, Path(tempfile.mkdtemp(prefix="ritz-"))
-        common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **(env or {})}
+        path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+        common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(env or {})}
         (self.folder / "waves").write_bytes(pickle.dumps([[tuple(task) for task in wave] for wave in waves]))
         with (self.folder / "err").open("wb") as log:
             self.process = subprocess.Popen(

@@ -205,6 +205,10 @@ class KFACOperator(Operator):
         self.space, self.dtype, self.device = risk.space, risk.dtype, risk.device
         self.matrix = "EKFAC" if ekfac else "KFAC"
         _ = risk.output_loss  # an opaque loss has no outputs
+        if risk.sharded:
+            raise UnsupportedError(
+                "Kronecker factors want whole layers, and this model is sharded by FSDP2; use ritz.GGN or ritz.Fisher"
+            )
         self.units = units_of(risk.model, risk.names)
         for unit in self.units.values():
             if unit.module is None:
