@@ -111,6 +111,20 @@ def test_one_dimensional_tensors_stay_or_move_as_one_filter():
             assert torch.equal(zero[name], kept[name])
 
 
+def test_a_scalar_stays_or_moves_by_its_size():
+    class Tempered(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 1)
+            self.temperature = nn.Parameter(torch.tensor(-3.0))
+
+        def forward(self, x):
+            return self.temperature * super().forward(x)
+
+    risk = ritz.Risk(Tempered(), nn.MSELoss(), (torch.ones(1, 2), torch.ones(1, 1)))
+    zero, moved = (risk.space.split(filter_normalised(risk, biases=kept))["temperature"] for kept in (False, True))
+    assert (float(zero), float(moved.abs())) == (0.0, pytest.approx(3.0))
+
+
 def test_a_shared_weight_has_one_part_in_a_direction():
     risk = problem("language").risk()
     d = filter_normalised(risk)

@@ -54,6 +54,22 @@ def test_the_blocks_are_those_of_the_dense_matrix(name, matrix):
     assert relative(blocks.dense(), dense_blocks(truth(name, matrix), base.space, groups)) < 1e-9
 
 
+@pytest.mark.parametrize("matrix", ["Hessian", "GGN"])
+def test_a_scalar_parameter_is_a_block_of_one(matrix):
+    class Tempered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.temperature, self.fc = nn.Parameter(torch.tensor(1.3)), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.temperature * self.fc(x)
+
+    data = torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1])
+    base = MATRICES[matrix](ritz.Risk(Tempered(), nn.CrossEntropyLoss(), data, dtype=torch.float64))
+    values = block_spectra(base)["temperature"].head
+    assert values.tolist() == pytest.approx([float(base.dense()[0, 0])])
+
+
 @pytest.mark.parametrize("make_base", [
     lambda risk: ritz.Hessian(risk, route="forward"), lambda risk: ritz.EmpiricalFisher(risk),
     lambda risk: ritz.Fisher(risk), lambda risk: ritz.Hessian(risk) + 0.5, lambda risk: ritz.KFACOperator(risk),

@@ -70,7 +70,7 @@ def filter_normalised(risk: Risk, seed: int = 0, *, biases: bool = False) -> Ten
 
 def _sizes(x: Tensor) -> Tensor:
     """Norms over all but the first dimension, kept."""
-    return row_norms(x.flatten(1)).to(x).reshape(-1, *[1] * (x.ndim - 1))
+    return row_norms(x.reshape(len(x), -1)).to(x).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def eigenvector_directions(

@@ -145,7 +145,7 @@ class BlockDiagonal(RiskOperator):
                 parts = [rows[:, where[name]].reshape(-1, *slopes[name].shape) for name in live]
                 pulled = self._pull([slopes[name] for name in live], [leaves[name] for name in names], parts)
                 for name, part in zip(names, pulled, strict=True):
-                    image[:, where[name]] = part.flatten(1)
+                    image[:, where[name]] = part.reshape(len(rows), -1)  # a scalar has no dimensions to flatten
         return image, weight.detach()
 
     def _jacobians(self, base: JacobianProduct, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ class BlockDiagonal(RiskOperator):
             (tangents,) = self._pull([pulled[name] for name in live], [u], parts)
             middles = torch.stack([loss.middle(base.kind, held, data, tangent, None) for tangent in tangents])
             for name, part in zip(live, self._pull([out], [leaves[name] for name in live], [middles]), strict=True):
-                image[:, where[name]] = part.flatten(1)
+                image[:, where[name]] = part.reshape(len(rows), -1)
         return image, loss.weight(held, data)
 
     def _look(self, out: Tensor) -> None:
