@@ -380,22 +380,25 @@ class Spectrum(Result):
         """Student t once outliers are locked; without, chi-square where H^degree is positive, and so its mean skewed.
 
         That asks for Tr H^(2 degree), which `degree` steps give. Fewer give too little of it: then it is taken to be no
-        less than the spread of the probes says, and chi-square widens Student t.
+        less than the spread of the probes says, and chi-square widens Student t. So it does where H^degree may have
+        both signs, and its mean be as skewed as that of one large eigenvalue.
         """
         num, left = self.num_probes, self.dim - len(self.head)
-        if self._outliers_locked or not (self.positive or degree == 2):
+        if self._outliers_locked:
             return StudentT(num - 1)
         mean, square = (
             float(samples.mean()),
             left * float(self._continued.integrate(lambda t: t ** (2 * degree)).mean()),
         )
-        if self.num_steps >= degree:
+        known = self.num_steps >= degree
+        if known and (self.positive or degree == 2):
             return ChiSquare(matched_dof(num, mean, square, left), head)
         if num == 1:
             return StudentT(0)
         # on the sphere the variance is 2 n / (n + 2) (Tr A^2 - (Tr A)^2 / n); raised for being known from few probes
         seen = (float(samples.var()) * (left + 2) / 2 + mean**2) / left * (num + 1) / (num - 1)
-        return Hull((StudentT(num - 1), ChiSquare(matched_dof(num, mean, max(square, seen), left), head)))
+        most = square if known else max(square, seen)
+        return Hull((StudentT(num - 1), ChiSquare(matched_dof(num, mean, most, left), head)))
 
     @property
     def _outliers_locked(self) -> bool:
