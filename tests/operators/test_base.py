@@ -1,5 +1,6 @@
 """What every operator does, whatever its matrix is."""
 
+import math
 from types import SimpleNamespace
 
 import cases
@@ -103,6 +104,15 @@ def test_rows_are_checked_too():
 )
 def test_algebra_with_something_else_is_refused(make, message):
     with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("make", [
+    lambda: A + math.nan, lambda: A - math.inf, lambda: math.nan - A, lambda: A * torch.tensor(math.inf),
+    lambda: A / math.nan, lambda: A / 5e-324,
+])  # fmt: skip
+def test_a_number_that_is_not_finite_is_refused_before_any_product(make):
+    with pytest.raises(ValueError, match=r"only a finite number can be .* an operator, got -?(nan|inf); check where"):
         make()
 
 

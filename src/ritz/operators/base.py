@@ -4,6 +4,7 @@ A subclass says how the matrix acts on rows; everything else (columns, algebra, 
 """
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from numbers import Real
@@ -182,8 +183,10 @@ def _kind(value: object) -> str:
 
 
 def _number(value: object, role: str) -> float:
-    """A number, or a tensor of one; anything else is refused."""
+    """A finite number, or a tensor of one; anything else is refused."""
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()):
-        return float(value)
+        if not math.isfinite(number := float(value)):
+            raise ValueError(f"only a finite number can be {role} an operator, got {number}; check where it came from")
+        return number
     wanted = "a number or an operator" if role == "added to" else "a number"
     raise TypeError(f"only {wanted} can be {role} an operator, got {type(value).__name__}; for products write A @ V")
