@@ -269,6 +269,13 @@ def test_too_few_resamples_for_the_number_of_measures_are_said_to_be_so():
     assert not study(table, resamples=99).notes
 
 
+def test_runs_with_few_different_values_cannot_decide_however_many_resamples():
+    """Of 70 ways to deal four zeros and four ones two are as clear as the clearest."""
+    table = {"gap_loss": [0, 0, 0, 0, 1, 1, 1, 1], "m0": [0, 0, 0, 0, 1, 1, 1, 1], "m1": [1, 0, 0, 0, 1, 1, 1, 0]}
+    (note,) = study(table, resamples=1999).notes
+    assert note.startswith("8 runs cannot decide: no p-value below 0.02")
+
+
 def test_a_run_without_a_value_is_left_out_for_that_measure_and_counted():
     rows = grid()
     rows[4] = {name: value for name, value in rows[4].items() if name != "trace"}

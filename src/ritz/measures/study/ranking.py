@@ -246,7 +246,7 @@ def study(
         rows={row.measure: row for row in rows}, target=target, axes=grid, level=level, left_out=left_out,
         columns={name: torch.from_numpy(runs.numbers[name]) for name in kept},
         errors={name: torch.from_numpy(runs.errors[name]) for name in kept},
-        notes=tuple(_notes(rows, grid, len(gap), 1 - level)),
+        notes=tuple(_notes(rows, grid, len(gap), 1 - level, resamples)),
     )  # fmt: skip
 
 
@@ -297,16 +297,19 @@ def _judged(rows: Sequence[StudyRow], alpha: float) -> list[StudyRow]:
     return judged
 
 
-def _notes(rows: Sequence[StudyRow], grid: Mapping[str, Sequence[Hashable]], runs: int, alpha: float) -> list[str]:
+def _notes(
+    rows: Sequence[StudyRow], grid: Mapping[str, Sequence[Hashable]], runs: int, alpha: float, resamples: int
+) -> list[str]:
     """What limits the study as a whole, and what is particular about single measures."""
     notes = []
     tested = [row for row in rows if not math.isnan(row.kendall.p_value)]
-    smallest = min((row.kendall.smallest_p for row in tested), default=1.0)
+    smallest, how = min(((row.kendall.smallest_p, row.kendall.p_method) for row in tested), default=(1.0, "none"))
     corrected = min(smallest * len(tested), 1.0)
     if not tested or corrected >= alpha:
         many = f", {corrected:.3g} after correction for {len(tested)} measures" if len(tested) > 1 else ""
-        drawn = any(row.kendall.p_method == "monte carlo" for row in tested)
-        who = "resamples are too few, raise them" if drawn else f"{runs} runs cannot decide"
+        ours = 1 / (resamples + 1) if how == "monte carlo" else 0.0  # what all orders would not have
+        few = (smallest - ours) * len(tested) < alpha
+        who = "resamples are too few, raise them" if few else f"{runs} runs cannot decide"
         notes.append(f"{who}: no p-value below {smallest:.3g} is possible{many}")
     if grid:
         settings = len(set(zip(*grid.values(), strict=True)))
