@@ -170,7 +170,8 @@ class KFACOperator(Operator):
             Where a factor has repeated eigenvalues (with "reduce", fewer samples than rows) any basis of their space is
             an eigenbasis, and what EKFAC gives there depends on the choice; the rest and the trace do not. For
             "empirical" the items of one sample, its tokens say, count as one.
-        sharing: "expand" or "reduce", for weights that act at several positions.
+        sharing: "expand" or "reduce", for weights that act at several positions; embeddings are always expanded, which
+            makes their input factor diagonal.
         num_samples, seed: Of the labels, for "mc".
         max_factor: A factor with more rows than this is diagonal.
 
