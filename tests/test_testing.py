@@ -15,7 +15,7 @@ import ritz
 from ritz.intervals import ChiSquare, StudentT, matched_dof
 from ritz.operators import DenseOperator, FunctionOperator
 from ritz.operators.algebra import Scaled
-from ritz.results import Estimate, from_samples
+from ritz.results import Estimate, affine, from_samples
 from ritz.space import ParamSpace
 from ritz.testing import CHECKS, check_estimator, check_operator, check_optimizer
 
@@ -56,6 +56,8 @@ def spoiled(fault: str) -> Matrix:
         "random": lambda rows: rows @ M + 1e-6 * torch.randn(rows.shape, generator=noise),
         "coupled": lambda rows: rows @ M * (1 + 0.01 * len(rows)),
         "in place": lambda rows: rows.mul_(2.0) @ M,
+        "drawing": lambda rows: rows @ M + 0 * torch.rand(1),
+        "attached": lambda rows: rows @ M.clone().requires_grad_(),
         "single": lambda rows: (rows @ M).float(),
         "not finite": lambda rows: rows * torch.nan,
     }
@@ -71,6 +73,9 @@ def spoiled(fault: str) -> Matrix:
         ("random", "two products of the same vectors differ: relative error"),
         ("coupled", "A @ V is not A @ v column by column: relative error 0"),
         ("single", r"A @ v is torch\.float32, where the operator says torch\.float64"),
+        ("in place", "the product changed its input"),
+        ("drawing", "the product draws from torch's global generator"),
+        ("attached", "A @ v carries the graph that made it"),
     ],
 )
 def test_a_fault_of_the_product_is_named_with_its_size(fault, message):
@@ -280,11 +285,18 @@ def test_one_false_standard_error_among_those_of_many_numbers_is_found():
 def test_a_bias_well_inside_the_error_bar_is_found():
     truth = float(SMOOTH.trace())
     shift = 0.4 * honest(0).stderr
+
+    def shifted(seed: int) -> Estimate:
+        return affine(honest(seed), 1.0, shift)
+
     with pytest.raises(AssertionError, match=r"biased: the mean over 300 seeds is .* standard errors away"):
-        check_estimator(lambda seed: replace(honest(seed), value=honest(seed).value + shift), truth, low=0.5)
-    check_estimator(
-        lambda seed: replace(honest(seed), value=honest(seed).value + shift), truth, low=0.5, unbiased=False
-    )
+        check_estimator(shifted, truth, low=0.5)
+    check_estimator(shifted, truth, low=0.5, unbiased=False)
+
+
+def test_samples_that_are_not_those_of_the_value_are_found():
+    with pytest.raises(AssertionError, match=r"trace: the value is \S+, its samples say \S+"):
+        check_estimator(lambda seed: replace(honest(seed), samples=2 * honest(seed).samples), float(SMOOTH.trace()))
 
 
 def test_a_norm_is_judged_by_the_square_that_is_averaged():
@@ -299,7 +311,7 @@ def test_a_norm_is_judged_by_the_square_that_is_averaged():
 
     check_estimator(root, 1.0, low=0.7)
     with pytest.raises(AssertionError, match="biased"):
-        check_estimator(lambda seed: replace(root(seed), power=1.0), 1.0, low=0.0, num_seeds=3000)
+        check_estimator(lambda seed: replace(root(seed), power=1.0, samples=None), 1.0, low=0.0, num_seeds=3000)
 
 
 def test_a_bracket_is_allowed_for():

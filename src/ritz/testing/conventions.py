@@ -4,12 +4,10 @@ import contextlib
 import copy
 import gc
 import io
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from ..batches import seed_torch
-from .trial import STEPS, Trial, moves, require, weights
+from .trial import STEPS, Trial, generators, moves, require, weights
 
 _LONG = 200  # steps over which nothing may grow
 _SLACK = 10  # tensors that may be there by chance, 8 bytes each
@@ -349,16 +347,10 @@ def _rng(trial: Trial) -> None:
     """The global generators of torch, NumPy and Python are not used."""
     model, optimizer = trial.start()
     for who, steps in (("the first step", [0]), ("training", range(1, 2 * STEPS))):
-        torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), _numpy_state()
+        before = generators()
         trial.train(model, optimizer, steps)
-        require(torch.equal(torch_state, torch.get_rng_state()), f"{who} draws from torch's global generator")
-        require(python_state == random.getstate(), f"{who} draws from Python's global generator")
-        require(numpy_state == _numpy_state(), f"{who} draws from NumPy's global generator")
-
-
-def _numpy_state() -> tuple[bytes, int]:
-    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002  (looked at, not drawn from)
-    return np.asarray(keys).tobytes(), int(position)
+        for whose, state in generators().items():
+            require(state == before[whose], f"{who} draws from {whose}'s global generator")
 
 
 # By name, in the order in which they run: from what everything else rests on to side effects.

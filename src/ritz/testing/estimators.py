@@ -30,7 +30,8 @@ def check_estimator(
     standard errors of the mean over seeds (and the width of its bracket, where it has one), its interval must hold the
     truth neither too seldom nor too often, and its standard errors must be of the size of the spread of its values over
     seeds, to a factor of two and what so many seeds cannot tell. In both cases the same seed must give the same result,
-    a saved one must load equal to itself, and products, seed and convention must be filled in.
+    a saved one must load equal to itself, the samples must be those of the value, and products, seed and convention
+    must be filled in.
 
     Args:
         estimate_fn: From a seed to an `Estimate`.
@@ -64,6 +65,7 @@ def check_estimator(
     for estimate in (estimates[0], estimates[-1]):
         _check_record(estimate, goal)
         _check_nesting(estimate, level)
+        _check_samples(estimate)
     name = estimates[0].name
     require(estimate_fn(0) == estimates[0], f"{name}: the same seed gives another result")
     _check_storage(estimates[0])
@@ -111,6 +113,18 @@ def _check_nesting(estimate: Estimate, level: float) -> None:
     require(bool((outer[0] <= outer[1]).all()), f"{estimate.name}: the interval ends before it begins")
     nested = bool((outer[0] <= inner[0]).all() and (inner[1] <= outer[1]).all())
     require(nested, f"{estimate.name}: the {level / 2:.0%} interval is not inside the {level:.0%} one")
+
+
+def _check_samples(estimate: Estimate) -> None:
+    """Comparisons are made sample by sample: what the samples say must be the value, or within its bracket."""
+    if estimate.samples is None or estimate.many:
+        return
+    mean, power = float(estimate.samples.double().mean()), estimate.power
+    found = mean if power == 1 else max(mean, 0.0) ** power
+    ends = [float(end) for end in estimate.bracket or (estimate.value, estimate.value)]
+    slack = 1e-6 * max(abs(found), float(estimate.samples.abs().max()) ** power)  # round-off
+    holds = ends[0] - slack <= found <= ends[1] + slack
+    _require(holds, f"{estimate.name}: the value is {float(estimate.value):.6g}, its samples say {found:.6g}")
 
 
 def _check_storage(estimate: Estimate) -> None:

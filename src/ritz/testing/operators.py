@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..operators.base import Operator
+from .trial import generators
 
 DENSE_LIMIT = 600  # the largest matrix that is formed in full
 _RTOL = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -16,9 +17,9 @@ def check_operator(operator: Operator, *, seed: int = 0, rtol: float | None = No
     """Hold an operator to its contract: one real symmetric matrix, the same however it is asked.
 
     Looked at: shape, dtype and device of products; linearity; symmetry, u'Av = v'Au; A @ V against its columns one by
-    one; two products of the same vectors; probes keyed by seed and index; the algebra 2 A + 0.1; the SciPy form; and,
-    where the matrix is small enough to be formed, its symmetry, its blocks against sub-matrices, and its smallest
-    eigenvalue where it is positive by construction.
+    one; two products of the same vectors; that products carry no graph and draw from no global generator; probes keyed
+    by seed and index; the algebra 2 A + 0.1; the SciPy form; and, where the matrix is small enough to be formed, its
+    symmetry, its blocks against sub-matrices, and its smallest eigenvalue where it is positive by construction.
 
     Args:
         operator: What is checked.
@@ -82,6 +83,7 @@ class _OperatorCheck:
             self.require(image.dtype == A.dtype, f"A @ v is {image.dtype}, where the operator says {A.dtype}")
             self.require(image.device == vector.device, f"A @ v is on {image.device}, probes are on {vector.device}")
             self.require(bool(image.isfinite().all()), "A @ v is not finite")
+            self.require(not image.requires_grad, "A @ v carries the graph that made it: detach it")
 
     def probes(self) -> None:
         """Keyed, not streamed: a probe depends on seed and index alone."""
@@ -101,12 +103,15 @@ class _OperatorCheck:
         A = self.A
         rows = A.probes(range(5), self.seed, "normal")
         columns = rows.T.contiguous()
-        kept, version = columns.clone(), A.version()
+        kept, version, drawn = columns.clone(), A.version(), generators()
         image = A @ columns
+        for whose, state in generators().items():
+            self.require(state == drawn[whose], f"the product draws from {whose}'s global generator")
         self.require(torch.equal(columns, kept), "the product changed its input")
         self.close(A @ columns, image, "two products of the same vectors differ", 1e-2 * self.rtol)
         self.require(A.version() == version, "version() changed, though no weight did")
         single = torch.stack([A @ column for column in rows], dim=1)
+        self.require(torch.equal(rows.T, kept), "the product changed its input, a vector")
         self.close(single, image, "A @ V is not A @ v column by column")
         u, v = columns[:, 0], columns[:, 1]
         self.close(A @ (2 * u - 3 * v), 2 * image[:, 0] - 3 * image[:, 1], "not linear, A(2u - 3v)")

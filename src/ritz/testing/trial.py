@@ -1,8 +1,10 @@
 """A small problem to try an optimiser on: how runs are made, and how they are compared."""
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -135,3 +137,17 @@ def moves(model: nn.Module, before: Mapping[str, Tensor]) -> Tensor:
         tensor([0., 0., 0.])
     """
     return torch.cat([(p - before[name]).flatten() for name, p in weights(model).items()])
+
+
+def generators() -> dict[str, object]:
+    """The states of the global random generators, by whose they are.
+
+    Example:
+        >>> before = generators()
+        >>> _ = random.Random(0).random()  # one of its own
+        >>> generators() == before
+        True
+    """
+    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002  (looked at, not drawn from)
+    numpy = np.asarray(keys).tobytes(), int(position)
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate(), "NumPy": numpy}
