@@ -137,6 +137,12 @@ def test_the_frobenius_norm_of_the_text_is_judged_on_both_readings():
     assert all('"Frobenius norm"' in claim.evidence for claim in found[1:])
 
 
+def test_a_figure_is_named_for_what_stands_in_it():
+    # figures are spectra and accuracies stand in the text, but for that of figure 3c and the norms beside figure 8
+    figures = {(line.where, line.key) for lines in counted.PRINTED.values() for line in lines if "figure" in line.where}
+    assert figures == {("figure 3", "val_accuracy"), ("figure 3", "test_accuracy"), ("figure 8", "moment2_per_param")}
+
+
 def test_a_printed_number_is_refuted_by_the_whole_training_alone():
     for epochs, verdict in ((10, "not decidable"), (300, "refuted")):
         rows = [{**row, "train_accuracy": 30.0} for row in printed_rows("allcnn", epochs=epochs)]
@@ -190,8 +196,8 @@ def test_one_seed_decides_directions_as_far_as_measured_for_sharpness_and_accura
         f"|w| falls {change}: times": ("section 4", "holds"),
     }
     for name in ("last 5,000", "test set"):
-        wanted[f"accuracy on the {name} rises {change}: difference"] = ("figure 5", generalises)
-        wanted[f"gap in error to the {name} falls {change}: difference"] = ("figure 5", generalises)
+        wanted[f"accuracy on the {name} rises {change}: difference"] = ("section 4", generalises)
+        wanted[f"gap in error to the {name} falls {change}: difference"] = ("section 4", generalises)
     assert found == wanted
 
 

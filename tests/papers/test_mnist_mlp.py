@@ -365,6 +365,7 @@ def test_the_first_paper_is_judged_by_its_own_numbers_and_by_ratios_at_equal_see
     assert change.expected == pytest.approx(17.8 / 14.4)
     assert abs(change.expected - 1) > change.tolerance  # no change at all does not hold
     assert "|w| falls from weight decay 0 to 0.0005: mean change" in found
+    assert not [text for text in found if text.startswith("a = ")]  # the metric is the second paper's
 
 
 @pytest.mark.parametrize(("rise", "size", "way"), [(2.2, "holds", "holds"), (0.1, "refuted", "holds")])

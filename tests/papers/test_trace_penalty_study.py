@@ -76,12 +76,14 @@ def test_a_penalty_that_costs_accuracy_may_narrow_the_gap():
         assert found[f"gap in {what} to the last 5,000, with the penalty less without"] == "holds"
 
 
-def test_differences_are_judged_on_what_was_run_and_evidence_says_what_that_was():
+def test_differences_are_judged_on_what_was_run_but_that_both_fit_alike_needs_all_of_training():
     rows = [{**row, "epochs": 8, "published": False} for row in rows_of((0.1, 0.2), training=-1.0)]
     claims = {claim.text: claim for claim in trace_penalty.claims(rows)}
-    assert not [claim.text for claim in claims.values() if claim.short_of]
-    training = claims["training accuracy, with the penalty less without"]
-    assert training.verdict == "refuted"
+    (training,) = [claim for claim in claims.values() if claim.short_of]
+    assert training.text == "training accuracy, with the penalty less without"
+    assert (training.verdict, training.short_of) == (
+        "not decidable", "8 of 300 epochs; a smaller network than WideResNet-28-10"
+    )  # fmt: skip
     assert "8 of 300 epochs" in training.evidence
     assert "the probe is of 25 % of each batch, eta is as published" in training.evidence
     ours = [claim.text.partition(",")[0] for claim in claims.values() if claim.ours]

@@ -282,8 +282,8 @@ def _pair_claims(rows: Sequence[Row], network: str, seed: int) -> list[Claim]:
     found = [one("lambda_max", True, FIGURE[network], _mode(network))]
     found += [one("lambda_max", True, "figure 8", "eval", EVALUATION)] if network == "wideresnet" else []
     found += [one("weight_norm", False, "section 4")]
-    found += [one(f"{name}_accuracy", True, FIGURE[network]) for name in HELD_OUT]
-    return found + [one(f"gap_error_{name}", False, FIGURE[network]) for name in HELD_OUT]
+    found += [one(f"{name}_accuracy", True, "section 4") for name in HELD_OUT]
+    return found + [one(f"gap_error_{name}", False, "section 4") for name in HELD_OUT]
 
 
 # ---------------------------------------------------------------------------------------------------------------- Gadam
@@ -315,7 +315,7 @@ def optimiser_claims(rows: Sequence[Row]) -> list[Claim]:
         pair("section 5", "frobenius_norm", note=AS_IT_SAYS, ours=True, **times(200.0)),
         pair("figure 6c", "test_accuracy", expected=0.0, relation=">="),
         pair("figure 6c", "val_accuracy", expected=0.0, relation=">="),
-        pair("section 5", "train_accuracy", expected=0.17, tolerance=POINTS),
+        pair("section 5", "train_accuracy", expected=0.17, tolerance=POINTS, short_of=short_of(rows)),
         pair("section 5, figure 6c", "weight_norm", **RISES),
         *mode_claims(rows),
     ]

@@ -93,8 +93,8 @@ PRINTED = {
             trace_per_param=(5.5e-5, 6.7e-4, 2.1e-3), moment2_per_param=(1.1e-5, 6e-4, 3.1e-3),
             lambda_max=(2.52, 11.49, 23.03), metric_a=(160, 36.9, 22.06),
         ),
-        _text("figure 4", "train_accuracy", 99.987, 99.985, 99.87),
-        _text("figure 4", "test_accuracy", *ACCURACY["preresnet"]),
+        _text("section 4", "train_accuracy", 99.987, 99.985, 99.87),
+        _text("section 4", "test_accuracy", *ACCURACY["preresnet"]),
     ],
     "wideresnet": [
         *_table(
@@ -102,9 +102,9 @@ PRINTED = {
             trace_per_param=(9.4e-7, 6.7e-5, 1.1e-4), moment2_per_param=(2.3e-7, 1.3e-4, 3e-4),
             lambda_max=(1.69, 39.13, 40), metric_a=(101, 21.9, 15.8),
         ),
-        _text("figure 5", "train_accuracy", 99.984, 99.984, 99.982),
-        _text("figure 5", "val_accuracy", *ACCURACY["wideresnet"]),
-        _text("figure 5", "test_accuracy", *ACCURACY["wideresnet"]),
+        _text("section 4", "train_accuracy", 99.984, 99.984, 99.982),
+        _text("section 4", "val_accuracy", *ACCURACY["wideresnet"]),
+        _text("section 4", "test_accuracy", *ACCURACY["wideresnet"]),
         _text("figure 8", "moment2_per_param", 9.8e-12, None, 4.9e-5, mode="eval"),
     ],
 }  # fmt: skip

@@ -18,8 +18,9 @@ gamma |w|^2, that of torch's SGD, with which the paper's table agrees, gamma |w|
 
 What the penalty is for is the difference between the risks in training and beyond it. The paper shows it by accuracies,
 of networks that fit their training data alike; where they do not, a penalty that slows the fit costs accuracy and may
-narrow the gap all the same, so gaps are judged too. Differences are judged on what was run, that in training accuracy
-like the others.
+narrow the gap all the same, so gaps are judged too. Differences are judged on what was run; that training accuracies
+are the same, to a hundredth of a point, is so of networks that have learned all of their images, and is short of it
+before.
 
 The code that the authors have published adds the penalty to the loss that it logs, after the step, so that it does not
 reach the weights; whether table 7 came from that code is not known. That Tr G falls is asked for here.
@@ -34,7 +35,7 @@ from ..intervals import StudentT
 from ..results import Estimate
 from .base import Claim
 from .cifar_spectra import sgd_recipe, train_arms
-from .cifar_spectra_numbers import HELD_OUT, NAMES, RATIOS, Row, change_of, decay_arm, told
+from .cifar_spectra_numbers import HELD_OUT, NAMES, RATIOS, Row, change_of, decay_arm, short_of, told
 from .experiment import Progress, Rows, Setting
 from .recipe import trace_penalty
 
@@ -141,7 +142,7 @@ def _measured_claims(rows: Sequence[Row]) -> list[Claim]:
         *(both(f"{name}_accuracy", **gain) for name in reversed(HELD_OUT)),
         *(both(f"gap_error_{name}", **gain | {"expected": -gain["expected"]}) for name in reversed(HELD_OUT)),
         *(both(f"gap_loss_{name}", expected=0.0, relation="<=", ours=True) for name in reversed(HELD_OUT)),
-        both("train_accuracy", expected=0.0, tolerance=SAME_TRAINING),
+        both("train_accuracy", expected=0.0, tolerance=SAME_TRAINING, short_of=short_of(rows)),
         *(
             both("ggn_trace", f"Tr G falls: {{}}, BatchNorm {how}", mode, expected=1.0, relation="<=", ours=True)
             for mode, how in (("eval", "in evaluation mode"), ("train", "by batch statistics"))
