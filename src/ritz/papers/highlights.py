@@ -53,7 +53,7 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "gap in error to the last 5,000 falls from weight decay 0 to 0.0005",
     ),
     Highlight(
-        "false-friend/softmax", "Is the printed sharpness of softmax regression met, on the split that is stated?",
+        "false-friend/softmax", "Is the printed sharpness of softmax regression met, whose images are not named?",
         "lambda_1 at weight decay 0.0005, trained on 45,000",
     ),
     Highlight(
