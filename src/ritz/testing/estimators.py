@@ -124,7 +124,7 @@ def _check_samples(estimate: Estimate) -> None:
     ends = [float(end) for end in estimate.bracket or (estimate.value, estimate.value)]
     slack = 1e-6 * max(abs(found), float(estimate.samples.abs().max()) ** power)  # round-off
     holds = ends[0] - slack <= found <= ends[1] + slack
-    _require(holds, f"{estimate.name}: the value is {float(estimate.value):.6g}, its samples say {found:.6g}")
+    require(holds, f"{estimate.name}: the value is {float(estimate.value):.6g}, its samples say {found:.6g}")
 
 
 def _check_storage(estimate: Estimate) -> None:

@@ -19,8 +19,9 @@ def _spectral_norms(s: Subject) -> Estimate:
 ROWS = (
     Measure(
         key="weight_norm", formula="||w||", convention="Euclidean, not squared; all chosen parameters",
-        source="seed 000, figure 1c", family="norms", cost="weights", compute=lambda s: norms.weight_norm(s.risk),
-        standard=True, reading="small after weight decay; with BatchNorm part of it changes nothing",
+        source="seed 002, figure 1c; seed 000, figure 6c", family="norms", cost="weights",
+        compute=lambda s: norms.weight_norm(s.risk), standard=True,
+        reading="small after weight decay; with BatchNorm part of it changes nothing",
     ),
     Measure(
         key="distance", formula="||w - w_0||", convention="Euclidean, not squared", source="Neyshabur et al. 2017",
@@ -28,7 +29,7 @@ ROWS = (
         unchanged=NONE, needs=frozenset({"init"}), reading="how far training went from its start",
     ),
     Measure(
-        key="weight_max", formula="max_i |w_i|", convention="largest entry", source="seed 000, figure 1c",
+        key="weight_max", formula="max_i |w_i|", convention="largest entry", source="code of seed 002's authors",
         family="norms", cost="weights", compute=lambda s: norms.weight_norm(s.risk, math.inf),
         reading="one large weight decides it",
     ),

@@ -150,8 +150,8 @@ ROWS = (
         reading="equals Tr H for piecewise-linear networks",
     ),
     Measure(
-        key="ggn_lambda_max", formula="lambda_1(G)", convention="largest eigenvalue of G", source="seed 000",
-        family="sharpness", cost="GGN", compute=lambda s: s.ggn_spectrum.lambda_max,
+        key="ggn_lambda_max", formula="lambda_1(G)", convention="largest eigenvalue of G",
+        source="that of H in seed 000", family="sharpness", cost="GGN", compute=lambda s: s.ggn_spectrum.lambda_max,
         reading="the part of lambda_1 that the outputs make",
     ),
     Measure(
