@@ -76,3 +76,10 @@ def test_what_is_mended_holds_and_every_claim_says_why():
     claims = [claim for check in checks for claim in check()]
     assert all(claim.paper == "seed 004" and claim.evidence for claim in claims)
     assert {claim.verdict for claim in claims if "mended" in claim.where} == {"holds"}
+
+
+def test_the_error_of_a_shrunk_matrix_is_that_of_the_matrices_written_out():
+    true, batch, eye = damping._spiked(30), wigner(30, spikes=damping.SPIKES, seed=5), torch.eye(30)
+    for beta in (0.0, 0.3, 1.0):
+        difference = beta * batch + (1 - beta) * eye - true
+        assert damping._shrunk_error(true, batch, beta) == pytest.approx(float((difference @ difference).trace() / 30))

@@ -56,3 +56,11 @@ def test_only_batch_statistics_or_a_smooth_activation_make_a_trace_negative():
     assert normalised.measured < -1
     assert smooth.measured < -1
     assert "BatchNorm" in relu.evidence
+
+
+def test_lanczos_steps_on_a_diagonal_give_a_tridiagonal_matrix_with_its_spectrum_in_the_end():
+    values, start = torch.tensor([4.0, 2.0, 1.0, -3.0]), torch.full((4,), 0.5)
+    T = sampling._tridiagonal(values, start, 4)
+    torch.testing.assert_close(torch.tril(T, -2), torch.zeros(4, 4))
+    torch.testing.assert_close(torch.linalg.eigvalsh(T), values.sort().values)
+    assert float(T[0, 0]) == pytest.approx(1.0)  # v'Hv

@@ -58,3 +58,11 @@ def test_a_matrix_of_its_own_breaks_the_bound_that_has_lambda_n_with_the_gap_of_
     top = sharpness.bound(start[:1], 100.0, 1.0, 0.0, 8)[0]
     assert bool((found > values[-1] + top).any())
     assert not bool((found > values[:8] + 1e-9).any())
+
+
+def test_a_gauss_rule_of_two_nodes_is_that_of_legendre():
+    # the start has equal shares of many eigenvalues in [-1, 1]: nodes -+ 1 / sqrt(3), weights 1 / 2
+    values = torch.linspace(-1, 1, 2001)
+    nodes, weights = sharpness._gauss_rule(torch.diag(values), torch.full((2001,), 2001**-0.5), 2)
+    torch.testing.assert_close(nodes, torch.tensor([-1.0, 1.0]) / math.sqrt(3), rtol=1e-3, atol=0)
+    torch.testing.assert_close(weights, torch.tensor([0.5, 0.5]))

@@ -93,3 +93,14 @@ def test_the_two_exponents_of_equation_12_part_along_the_scaling():
     printed, mended = theorem.exponent()
     assert printed.measured > 1e6 > mended.measured * 1e12
     assert (printed.verdict, mended.verdict) == ("refuted", "holds")
+
+
+def test_derivatives_of_the_loss_in_the_outputs_are_those_of_autograd():
+    f = normal((4,), seed=30)
+    slope, bend = theorem._softmax(f, label=2)
+
+    def loss(outputs: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs[None], torch.tensor([2]))
+
+    torch.testing.assert_close(slope, torch.func.grad(loss)(f))
+    torch.testing.assert_close(bend, torch.func.hessian(loss)(f))

@@ -1,8 +1,8 @@
 """The theory of seed 004, *A Random Matrix Theory Approach to Damping in Deep Learning*: shrinkage, spikes and rates.
 
-Equations 8, 13, 15 and 17 to 20 and algorithm 1, on small matrices. What batch Hessians of networks do is measured in
-`noise_spectrum`; here X is what the paper assumes. Every function returns claims: what is printed, and beside what does
-not hold as printed, what does.
+Equations 5, 8, 13, 15 and 17 to 20 and algorithm 1, on small matrices; equation 7 and appendix A are in `theory_noise`.
+What batch Hessians of networks do is measured in `noise_spectrum`; here X is what the paper assumes. Every function
+returns claims: what is printed, and beside what does not hold as printed, what does.
 """
 
 import math
@@ -27,15 +27,17 @@ MOMENTUM = 0.9
 
 
 def shrinkage() -> tuple[Claim, ...]:
-    """Equation 13: damping is shrinkage towards the identity and a smaller rate.
+    """Equations 5 and 13: damping sets the ratio of rates, and is shrinkage towards the identity and a smaller rate.
 
+        section 6.1   R = alpha_flat / alpha_sharp = 1 + (lambda_1 - lambda_P) / delta, for lambda_P << delta;
+                      always (lambda_1 + delta) / (lambda_P + delta)
         printed   1 / (lambda + delta) = beta / (beta lambda + 1 - beta),   beta = 1 / (1 + delta);
                   and before equation 15, beta^-1 = (1 + delta)^-1
         true      the first
 
     Example:
         >>> [claim.verdict for claim in shrinkage()]
-        ['holds', 'refuted', 'holds']
+        ['holds', 'holds', 'refuted', 'holds']
     """
     values = torch.logspace(-6, 3, 10, dtype=torch.float64)
     deltas = torch.logspace(-4, 1, 6, dtype=torch.float64)[:, None]
@@ -43,7 +45,15 @@ def shrinkage() -> tuple[Claim, ...]:
     sides = 1 / (values + deltas), beta / (beta * values + 1 - beta)
     large, g = 1e3 * SPIKES[0], normal((len(SPIKES),), seed=0, name="gradient")
     step = g / (torch.tensor(SPIKES, dtype=torch.float64) + large)
+    least = deltas / 1000  # lambda_P
+    ratios = 1 + (SPIKES[0] - least) / deltas, (1 / (least + deltas)) / (1 / (SPIKES[0] + deltas))
     return (
+        _claim(
+            where="equation 5, section 6.1", text="R = 1 + (lambda_1 - lambda_P) / delta for lambda_P << delta: "
+            "largest relative error at lambda_P = delta / 1000", expected=0.0, tolerance=2e-3,
+            measured=float((ratios[0] / ratios[1] - 1).abs().max()), evidence="delta from 1e-4 to 10, lambda_1 = "
+            f"{SPIKES[0]:g}. R is (lambda_1 + delta) / (lambda_P + delta), whatever lambda_P.",
+        ),
         _exact(
             where="equation 13", text="1 / (lambda + delta) = beta / (beta lambda + 1 - beta), beta = 1 / (1 + delta): "
             "largest relative error", measured=float((sides[1] / sides[0] - 1).abs().max()),
@@ -84,17 +94,19 @@ def best_damping(true: Tensor, batch: Tensor) -> float:
 def equation_15() -> tuple[Claim, ...]:
     """The best damping is Tr X^2 / P to leading order, for H_true of low rank; and it is in the units of its square.
 
+        before    E(beta) = Tr (beta H_batch + (1 - beta) I - H_true)^2 / P ~ beta^2 Tr X^2 / P + (1 - beta)^2
         printed   delta = Tr X^2 / P
         true      delta = Tr X^2 / Tr (H_true - I)^2, which is that for low rank and large P
 
     Example:
         >>> [claim.verdict for claim in equation_15()]
-        ['holds', 'refuted', 'holds']
+        ['holds', 'holds', 'refuted', 'holds']
     """
     dim = 1600
     true, batch = _spiked(dim), wigner(dim, spikes=SPIKES)
     noise = float((batch - true).square().sum() / dim)
     best = best_damping(true, batch)
+    off = [_shrunk_error(true, batch, beta) / (beta**2 * noise + (1 - beta) ** 2) - 1 for beta in (0.0, 0.25, 0.5, 1.0)]
     H = wigner(40, s2=0.01, seed=1) + torch.eye(40, dtype=torch.float64)  # positive definite
     g = normal((40,), seed=2, name="gradient")
     scales = (1.0, 10.0)  # a loss c times as large has c H, c g, and c^2 times the noise
@@ -102,6 +114,12 @@ def equation_15() -> tuple[Claim, ...]:
     mended = [_newton(c * H, c * g, _towards_mean(c * H, c**2 * 0.1)) for c in scales]
     text = "in other units of the loss the step is the same, {}: |difference| / |step|, the loss times 10"
     return (
+        _claim(
+            where="before equation 15", text="E(beta) = beta^2 Tr X^2 / P + (1 - beta)^2 for a spiked H_true: largest "
+            "relative error", expected=0.0, tolerance=0.1, measured=max(map(abs, off)),
+            evidence=f"P = {dim}, beta = 0, 1/4, 1/2 and 1. What is left out, (1 - beta)^2 (Tr H^2 - 2 Tr H) / P and a "
+            "mean that is 0, goes to 0 for low rank and large P.",
+        ),
         _ratio(
             where="equation 15", text="delta = Tr X^2 / P, of all dampings the best for a spiked H_true: ratio to it",
             tolerance=0.1, measured=noise / best,
@@ -119,6 +137,13 @@ def equation_15() -> tuple[Claim, ...]:
             evidence="The target mu I of Ledoit and Wolf has the units of H.",
         ),
     )  # fmt: skip
+
+
+def _shrunk_error(true: Tensor, batch: Tensor, beta: float) -> float:
+    """Tr of the squared difference of beta H_batch + (1 - beta) I from H_true, over P."""
+    difference = beta * batch - true
+    difference.diagonal().add_(1 - beta)
+    return float(difference.square().sum() / len(true))
 
 
 def _spiked(dim: int) -> Tensor:

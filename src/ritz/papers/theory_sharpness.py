@@ -1,4 +1,4 @@
-"""Sharpness as seed 000 measures it: equation 2, after Keskar et al.; the penalty, section 4; Ritz values, equation 17.
+"""Sharpness as seed 000 measures it: equation 2, after Keskar et al.; the penalty, section 4; Lanczos, appendix B.
 
 Every function returns claims, as in `theory_flatness`.
 """
@@ -178,6 +178,63 @@ def extreme_ritz_value() -> tuple[Claim, ...]:
             text="lambda_n <= theta_m <= lambda_n + (lambda_1 - lambda_n) tan^2 / c^2, of lambda_n: how often not",
         ),
     )  # fmt: skip
+
+
+def quadrature() -> tuple[Claim, ...]:
+    """Theorem 3 and equations 16 and 18: Ritz values as nodes of a Gauss rule, and moments by random vectors.
+
+        (16)  v'f(H)v = sum_j rho_j f(t_j) + R[f], R[f] = 0 for polynomials: of degree m, 2 m - 1 in truth
+        (18)  printed: E v'H^m v = Tr H^m = sum_i lambda_i           true: sum_i lambda_i^m
+
+    Example:
+        >>> [claim.verdict for claim in quadrature()]
+        ['holds', 'holds', 'refuted', 'holds', 'refuted']
+    """
+    risk = classify(mlp((2, 3), seed=3), normal((20, 2), seed=3), labels(20, 3, seed=3))
+    H, steps = dense_hessian(risk), 3
+    v = normal((risk.dim,), seed=9, name="start")
+    nodes, weights = _gauss_rule(H, v / v.norm(), steps)
+    errors = []
+    for power in range(2 * steps + 1):
+        truth = v @ torch.linalg.matrix_power(H, power) @ v / (v @ v)
+        errors.append(deviation((weights * nodes**power).sum(), truth))
+    signs = 2 * torch.cartesian_prod(*[torch.arange(2)] * risk.dim).double() - 1  # every one, (2^P, P)
+    means = {m: float(((signs @ torch.linalg.matrix_power(H, m)) * signs).sum(1).mean()) for m in (1, 2, 3)}
+    values = torch.linalg.eigvalsh(H)
+    powers = {m: float((values**m).sum()) for m in means}
+    told = f"Softmax regression with {risk.dim} weights"
+    rule, mean = f"{told}, {steps} Lanczos steps from one vector.", f"{told}, all {len(signs)} vectors of signs."
+    exact = partial(_claim, expected=0.0, tolerance=ROUND_OFF)
+    return (
+        exact(
+            where="theorem 3", text="nodes and weights from T_m match the moments v'H^k v, k up to m: largest relative "
+            "error", measured=max(errors[: steps + 1]), evidence=rule,
+        ),
+        exact(
+            where="theorem 3", text="and up to 2 m - 1, as a Gauss rule does: largest relative error", ours=True,
+            measured=max(errors[:-1]), evidence=rule,
+        ),
+        exact(
+            where="equation 16", text="the same for k = 2 m: relative error", measured=errors[-1], ours=True,
+            evidence=f"{rule} There R[f] begins.",
+        ),
+        exact(
+            where="equation 18", text="E v'H^m v = Tr H^m for random signs v, m = 1, 2, 3: largest relative error",
+            measured=max(deviation(means[m], powers[m]) for m in means), evidence=mean,
+        ),
+        exact(
+            where="equation 18", text="Tr H^m = sum of lambda_i: relative error at m = 2",
+            measured=deviation(powers[1], powers[2]), evidence=f"{mean} lambda_i stands for lambda_i^m: it is so at "
+            "m = 1 alone.",
+        ),
+    )  # fmt: skip
+
+
+def _gauss_rule(H: Tensor, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of T_m and squares of the first entries of its eigenvectors, T_m from an orthonormal Krylov basis."""
+    basis = torch.linalg.qr(torch.stack([torch.linalg.matrix_power(H, k) @ start for k in range(steps)], 1))[0]
+    nodes, vectors = torch.linalg.eigh(basis.T @ H @ basis)
+    return nodes, vectors[0].square()
 
 
 def _smallest_ritz_values(H: Tensor, start: Tensor, steps: int) -> Tensor:
