@@ -214,6 +214,16 @@ def test_sgd_is_held_against_gradient_descent_at_the_same_rate():
     assert float(claim.measured.value) == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("batch", [0, 16])
+def test_what_has_learned_nothing_is_not_flatter(batch):
+    rows = descent(0, [1.0, 20.0, 20.0], 0.0) + descent(16, [1.0, 0.01, 0.01], 1.0)
+    for row in rows:
+        if row["batch"] == batch:
+            row["loss"] = [2.3, 2.3, 2.3]
+    claim = next(c for c in stability_claims.claims(rows) if "flatter" in c.text)
+    assert (claim.verdict, claim.short_of) == ("not decidable", "0 of 2 seeds trained to half of the first loss")
+
+
 def test_the_smoke_run_goes_all_the_way(monkeypatch):
     parts = tuple(part.float() if part.is_floating_point() else part for part in noise(32))
     monkeypatch.setattr(mnist_mlp, "load_mnist", lambda root, device: (parts, parts, parts))

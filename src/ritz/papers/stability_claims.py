@@ -175,13 +175,14 @@ def _flatter(rows: Sequence[Row]) -> list[Claim]:
         whole = {row["seed"]: row for row in descents if not row["batch"] and (row["network"], row["rate"]) == key}
         if not whole:
             continue
-        ratios = [settled(row) / settled(whole[row["seed"]]) for row in own]
-        losses = ", ".join(f"{row['loss'][-1] / whole[row['seed']]['loss'][-1]:.3g}" for row in own)
+        others = [whole[row["seed"]] for row in own]
+        ratios = [settled(row) / settled(other) for row, other in zip(own, others, strict=True)]
+        losses = ", ".join(f"{a['loss'][-1] / b['loss'][-1]:.3g}" for a, b in zip(own, others, strict=True))
         found.append(
             Claim(
                 paper=SEED, where=NOTE, expected=1.0, relation="<=", measured=geometric_mean(ratios),
                 text=f"{_named(own[0])}: flatter than gradient descent at this rate: ratio of the median lambda_1",
-                evidence=f"{_seen(own)}; ratio of the losses {losses}",
+                evidence=f"{_seen(own)}; ratio of the losses {losses}", short_of=_short_of(own) or _short_of(others),
             )
         )  # fmt: skip
     return found
