@@ -51,6 +51,12 @@ def test_the_opposite_is_refuted():
     assert set(verdicts((0.7, 0.5), 0.9).values()) == {"refuted"}
 
 
+def test_the_papers_r_are_with_bounds_on_margins_and_that_with_margins_themselves_is_ours():
+    rows = [row(seed, steps, 0.9, 0.1, 10.0 + steps) for seed in (0, 1, 2) for steps in (0, 500)]
+    (found,) = [claim for claim in margins_along.claims("lenet", rows) if "output margins" in claim.text]
+    assert (found.ours, found.verdict) == (True, "holds")
+
+
 def test_a_rise_is_judged_between_the_steps_of_the_paper_and_the_stop_between_them_is_ours():
     rows = [row(s, n, r, 0.9, 10.0 + n) for s in (0, 1, 2) for n, r in ((0, 0.5), (500, 0.95), (5000, 0.9))]
     found = [claim for claim in margins_along.claims("lenet", rows) if "rises" in claim.text and "ACEHT" in claim.text]

@@ -46,6 +46,11 @@ def test_as_many_outliers_as_classes_would_hold_by_the_gap_and_not_by_the_sign()
     assert verdicts(0) == ["holds", "refuted", "holds", "holds", "holds"]
 
 
+def test_the_papers_sentence_is_of_positive_eigenvalues_and_other_ways_to_count_are_ours():
+    paper = [claim.text for claim in margins_classes.claims(counted(0)) if not claim.ours]
+    assert paper == ["as many eigenvalues as classes above 0: share of networks with C of them"]
+
+
 def test_one_outlier_less_is_refuted_though_it_grows_with_the_classes():
     assert verdicts(-1) == ["refuted", "refuted", "holds", "holds", "refuted"]
 
