@@ -210,7 +210,8 @@ def test_where_noise_is_as_the_paper_says_its_claims_hold():
 
 def test_questions_of_ours_are_told_from_statements_of_the_paper():
     ours = [claim.text for claim in judgement.claims(made(wigner_blocks(spike=3.0))) if claim.ours]
-    assert len(ours) == 4 + 2 + 1 + 1  # normal at batch sizes, small networks, the damping by gap, how long it stays
+    assert len(ours) == 4 + 2 + 1 + 1 + 2  # normal at sizes in use, small networks, damping by gap, its age, shifts
+    assert sum("too large by s2 / nu" in text for text in ours) == 2  # theorem 1 is of eigenvectors
     assert not any("VGG-16" in text or "they converge" in text or "results with gap" in text for text in ours)
 
 

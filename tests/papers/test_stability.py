@@ -196,7 +196,7 @@ def test_the_run_whose_rate_falls_is_held_against_both_of_its_rates(top, verdict
     rows = [one | {"seed": seed, "lambda_max": top + seed} for seed in (0, 1)]
     found = stability_claims.claims(rows)
     assert [claim.verdict for claim in found] == verdicts
-    assert [claim.ours for claim in found] == [True, False]
+    assert all(claim.ours for claim in found)  # the paper has it of its ResNets
 
 
 def test_the_two_readings_of_equation_17_are_named():
