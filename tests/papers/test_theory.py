@@ -37,6 +37,7 @@ REFUTED = Counter(
         "seed 002, abstract, equation 7": 1,
         "seed 002, section 4": 1,
         "seed 002, section 6": 1,
+        "seed 002, section 6, footnote 2": 1,
         "seed 003, appendix C.2": 1,
         "seed 003, section 3.1": 1,
         "seed 003, section 3.2": 1,

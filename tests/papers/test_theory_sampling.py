@@ -64,3 +64,10 @@ def test_lanczos_steps_on_a_diagonal_give_a_tridiagonal_matrix_with_its_spectrum
     torch.testing.assert_close(torch.tril(T, -2), torch.zeros(4, 4))
     torch.testing.assert_close(torch.linalg.eigvalsh(T), values.sort().values)
     assert float(T[0, 0]) == pytest.approx(1.0)  # v'Hv
+
+
+def test_operations_of_a_step_are_those_of_its_products_of_matrices():
+    # an affine layer: out = x W' and the gradient of W, 2 n a b each; the inputs need no gradient
+    model, x, y = torch.nn.Linear(5, 4, bias=False), torch.ones(3, 5), torch.zeros(3, dtype=torch.long)
+    assert sampling._operations(model, x, y, lambda loss, out: 0 * loss) == 2 * (2 * 3 * 5 * 4)
+    assert model.weight.grad is None

@@ -68,6 +68,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         theory_sampling.pairs_of_batches,
         theory_sampling.trace_is_that_of_the_ggn,
         theory_sampling.negative_trace,
+        theory_sampling.penalty_cost,
     ),
     MARGINS: (
         theory_margins.confidence,
