@@ -334,6 +334,12 @@ def test_a_float64_risk_of_a_model_that_rounds_to_float32_keeps_its_exact_produc
     assert cases.relative(product, truth @ torch.ones(H.dim)) < 1e-6
 
 
+def test_differences_of_a_model_that_rounds_to_float32_say_how_far_they_are_off():
+    risk, _ = net_risk(lambda x: OnceCube.apply(x.float()).double())
+    with pytest.warns(NumericalWarning, match=r"relative error of about [1-9]e-0[1-6] where"):
+        ritz.Hessian(risk) @ torch.ones(risk.dim)
+
+
 def test_a_kink_that_spoils_differences_does_not_discredit_the_only_exact_route():
     """A weight within the step of a kink of the loss: differences are far off, reverse mode is right."""
     risk, _ = net_risk(lambda x: OldCube.apply(x).relu())

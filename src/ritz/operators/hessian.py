@@ -277,9 +277,10 @@ class Hessian(RiskOperator):
                     raise
                 missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
         if not images:
-            self._difference(params, batch, rows[:1])  # a model that is itself at fault fails here, and says why
+            # a model that is itself at fault fails here, and says why
+            near, far = (self._difference(params, batch, rows[:1], stretch)[0] for stretch in (1.0, 3.0))
             reason = "; ".join(sorted(set(missing.values())))
-            self._warn(f"no exact Hessian product, for want of a second derivative: {reason}")
+            self._warn(f"no exact Hessian product, for want of a second derivative: {reason}", near, far)
             return "difference"
         if len(images) < 2 or not self._agree(*images.values()):
             return self._arbitrate(params, batch, tuple(images))
@@ -318,7 +319,7 @@ class Hessian(RiskOperator):
         # a model that computes part of itself in fewer digits makes products a little uneven, and differences more so
         wrong = (not even[best] and tilt < uneven[best]) or apart[best] > max(10 * doubt, _TRUST * scale)
         if wrong and tilt <= min(10 * doubt + most * scale, _TRUST * scale):
-            self._warn(f"{best} products are wrong: they disagree with differences of the gradient")
+            self._warn(f"{best} products are wrong: they disagree with differences of the gradient", truth, other)
             return "difference"
         if not even[best]:
             self._say(
@@ -340,8 +341,10 @@ class Hessian(RiskOperator):
             return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
         return _AGREE.get(self.dtype, 0.1)
 
-    def _warn(self, reason: str) -> None:
-        error = torch.finfo(self.dtype).eps ** (2 / 3)
+    def _warn(self, reason: str, near: Tensor, far: Tensor) -> None:
+        """Of differences, by two steps: a model may compute in fewer digits than the risk."""
+        digits = torch.finfo(self.dtype)
+        error = max(digits.eps ** (2 / 3), float((near - far).norm() / near.norm().clamp_min(digits.tiny)))
         self._say(
             f"{reason}; using central differences of the gradient, with a relative error of about {error:.0e} where "
             "the loss is smooth, and more where a kink of it is near"
