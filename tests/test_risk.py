@@ -859,6 +859,21 @@ def test_what_a_forward_pass_stores_on_a_module_is_the_users_again():
     copy.deepcopy(model)
 
 
+def test_a_loss_adds_up_to_the_digits_that_the_model_computes_with():
+    """Kernels add up in another order for another number of samples: here a scale stands for that."""
+
+    class Rough(nn.Linear):
+        def forward(self, x):
+            scale = 3.0 ** len(x)
+            return (super().forward(x) * scale).to(self.inside).double() / scale
+
+    model = Rough(2, 2).double()
+    X, y = torch.randn(8, 2, dtype=torch.float64), torch.arange(8) % 2
+    for model.inside, slack in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        loss = ritz.Risk(model, CE, (X, y)).loss()
+        assert loss == pytest.approx(float(CE(model(X), y).detach()), rel=slack)
+
+
 def test_a_complex_parameter_is_refused_with_what_to_do():
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))

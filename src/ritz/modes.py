@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from .batches import isolated_rng
+from .batches import isolated_rng, tensors_of
 from .errors import UnsupportedError
 from .space import select
 from .weight_norms import smooth_weight_norms
@@ -320,14 +320,37 @@ def _no_fused_layers(modules: Sequence[nn.Module], device: torch.device) -> Iter
             torch._C._set_mkldnn_enabled(onednn)
 
 
-class AttentionWatch(TorchFunctionMode):
-    """Notices attention: scaled_dot_product_attention, or the function around it in which a mode sees nothing."""
+class ForwardWatch(TorchFunctionMode):
+    """Notices what a forward pass does.
 
-    seen = False
+    Attributes:
+        attends: By scaled_dot_product_attention, or the function around it in which a mode sees nothing.
+        coarsest: The dtype of fewest digits that numbers were cast to, as language models do for their norms, or
+            `dtype`: all that is computed is right to its digits and no more.
+
+    Example:
+        >>> with ForwardWatch(torch.float64) as watch:
+        ...     _ = torch.ones(1, dtype=torch.float64).float().double()
+        >>> watch.coarsest
+        torch.float32
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attends, self.coarsest = False, dtype
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            self.seen = True
-        return func(*args, **(kwargs or {}))
+            self.attends = True
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and _is_coarser(out, self.coarsest):
+            given = [x for x in tensors_of(args) if x.is_floating_point()]
+            if any(_is_coarser(out, x.dtype) for x in given):
+                self.coarsest = out.dtype
+        return out
+
+
+def _is_coarser(x: Tensor, dtype: torch.dtype) -> bool:
+    return torch.finfo(x.dtype).eps > torch.finfo(dtype).eps

@@ -126,6 +126,7 @@ class Risk:
         self.shortcuts = Shortcuts()  # shared by risks of the same outputs, as the routes are
         self.notes: tuple[str, ...] = ()
         self._total_weight: float | None = None  # of all items; not known before the data was looked at
+        self.coarsest = self.dtype  # of all that a forward pass computes in, once it was looked at
 
     # ------------------------------------------------------------------------------------- what it is
 
@@ -322,7 +323,7 @@ class Risk:
                 why = str(error).partition("\n")[0][:160]
                 raise ValueError(f"there is no device {str(device)!r} here ({why}); 'cpu' is always there") from error
         if dtype is not None:
-            moved.dtype = moved._data_dtype = dtype
+            moved.dtype = moved.coarsest = moved._data_dtype = dtype
         moved.routes, moved.shortcuts = {}, Shortcuts()
         moved.batches = moved._batched(self.batches.source, None, self.batches.share)
         return moved
@@ -538,5 +539,5 @@ class Risk:
         """
         key = self.version()
         if not self.world.all(key == self._checked):
-            self.notes, self._total_weight = examine(self)
+            self.notes, self._total_weight, self.coarsest = examine(self)
             self._checked = key

@@ -13,7 +13,7 @@ from torch import Tensor
 from .batches import Batch
 from .diagnoses import origin
 from .errors import NonFiniteError, UnsupportedError
-from .modes import AttentionWatch
+from .modes import ForwardWatch
 from .reducers import Mean
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 _MATH_KERNEL = "attention by the math kernel"
 
 
-def examine(risk: "Risk") -> tuple[tuple[str, ...], float]:
+def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
     """Refuse a risk that is not sound; costs one forward pass over the data.
 
     Returns:
-        What is to be said with every number of it, and the weight of all its items.
+        What is to be said with every number of it, the weight of all its items, and the dtype of fewest digits.
 
     Raises:
         NonFiniteError: If a weight or the loss of a batch is not finite.
@@ -51,7 +51,7 @@ def examine(risk: "Risk") -> tuple[tuple[str, ...], float]:
     risk.fold(look.total, mean)
     if mean.weight is None or not float(mean.weight) > 0:
         raise ValueError("the weights of the samples add up to 0: every target is ignored")
-    return risk.world.first((look.notes, float(mean.weight)))
+    return risk.world.first((look.notes, float(mean.weight), look.coarsest))
 
 
 def _refuse_other_weights(risk: "Risk") -> None:
@@ -80,7 +80,7 @@ class _Look:
     """A walk over the batches with a look at each, and a closer one at the first."""
 
     def __init__(self, risk: "Risk") -> None:
-        self.risk, self.notes = risk, risk.notes
+        self.risk, self.notes, self.coarsest = risk, risk.notes, risk.dtype
 
     def total(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight of a batch, or of a piece of one, after a look at them."""
@@ -113,11 +113,12 @@ class _Look:
         return loss.total(out, batch.data), loss.weight(out, batch.data)
 
     def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first batch, with a look for fused attention and for weights that are written to, which are copies."""
+        """The first batch, watched: fused attention, casts to fewer digits, and writes to weights, which are copies."""
         state = self.risk.state()
         copies = {name: state[name].clone() for name, _ in self.risk.model.named_parameters()}
-        with AttentionWatch() as watch:
+        with ForwardWatch(self.risk.dtype) as watch:
             result = self._summed(copies, batch)
+        self.coarsest = watch.coarsest
         for name, copy in copies.items():
             if not torch.equal(copy, state[name]):
                 raise UnsupportedError(
@@ -125,7 +126,7 @@ class _Look:
                     "after the steps of the optimiser, or by torch.nn.utils.parametrize"
                 )
         self._refuse_hidden_weights(params, batch)
-        if watch.seen and not self.notes:
+        if watch.attends and not self.notes:
             self.notes = (_MATH_KERNEL,)
             log.info("attention runs through the math kernel inside products: fused ones have no second derivative")
         return result
@@ -170,5 +171,5 @@ class _Look:
 
     def _slack(self, factor: float, weight: Tensor, *totals: float) -> float:
         """Round-off between two ways to the same sum; an item of a fitted network may be all round-off."""
-        dtype, sizes = self.risk.dtype, sum(abs(t) for t in totals)
+        dtype, sizes = self.coarsest, sum(abs(t) for t in totals)
         return factor * _TOLERANCE.get(dtype, 1e-2) * sizes + 16 * torch.finfo(dtype).eps * float(weight)

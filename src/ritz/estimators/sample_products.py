@@ -100,7 +100,7 @@ class SampleProducts:
             ((route, forms),) = tried.items()
             self._refuse_wrong(route, forms[:1], params, few, rows[:1])
             return route
-        return "forward" if same(tried["forward"], tried["reverse"], rows.dtype) else "reverse"
+        return "forward" if same(tried["forward"], tried["reverse"], self.risk.coarsest) else "reverse"
 
     def _refuse_wrong(self, route: str, forms: Tensor, params: Params, few: Batch, row: Tensor) -> None:
         """Hold what no other route confirms against differences of the gradient.
@@ -124,7 +124,7 @@ class SampleProducts:
         space, images = self.risk.space, []
         point = space.join(params)
         for row in rows:
-            step = difference_step(point, row, stretch)
+            step = difference_step(point, row, self.risk.coarsest, stretch)
             ahead, behind = (self._summed(space.split(point + e * row), batch) for e in (step, -step))
             images.append((ahead - behind) / (2 * step))
         return torch.stack(images) @ rows.T

@@ -124,7 +124,7 @@ class JacobianProduct(RiskOperator):
             a.flatten(1).norm(dim=1).double() * b.flatten(1).norm(dim=1) for a, b in ((tangents, middle), (rows, image))
         ]
         apart = (ahead.diagonal() - back.diagonal()).abs()
-        if bool((apart > _AGREE.get(self.dtype, 0.1) * (sizes[0] + sizes[1])).any()):
+        if bool((apart > _AGREE.get(self.risk.coarsest, 0.1) * (sizes[0] + sizes[1])).any()):
             log.info("a forward derivative of torch's is wrong: %s products by reverse mode alone", self.matrix)
             self._forward_mode = False
         self._confirmed = bool((rows != 0).all())
@@ -155,7 +155,7 @@ class JacobianProduct(RiskOperator):
         point = self.space.join(params)
         images = []
         for row in rows:
-            step = difference_step(point, row)
+            step = difference_step(point, row, self.risk.coarsest)
             ahead, behind = (self.risk.output(self.space.split(point + e * row), batch) for e in (step, -step))
             tangent = (ahead - behind) / (2 * step).to(ahead)
 

@@ -253,7 +253,7 @@ class Hessian(RiskOperator):
         point = self.space.join(params)
         images = []
         for row in rows:
-            step = difference_step(point, row, stretch)
+            step = difference_step(point, row, self.risk.coarsest, stretch)
             ahead, weight = self.risk.batch_gradient(self.space.split(point + step * row), batch)
             behind, _ = self.risk.batch_gradient(self.space.split(point - step * row), batch)
             images.append((ahead - behind) / (2 * step))
@@ -339,11 +339,11 @@ class Hessian(RiskOperator):
         """Relative difference of two products that still count as the same."""
         if self.dtype == torch.float32 and multiplies_in_tf32(self.device):
             return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
-        return _AGREE.get(self.dtype, 0.1)
+        return _AGREE.get(self.risk.coarsest, 0.1)
 
     def _warn(self, reason: str, near: Tensor, far: Tensor) -> None:
-        """Of differences, by two steps: a model may compute in fewer digits than the risk."""
-        digits = torch.finfo(self.dtype)
+        """Of differences, by two steps, which tell of kinks as well as of digits."""
+        digits = torch.finfo(self.risk.coarsest)
         error = max(digits.eps ** (2 / 3), float((near - far).norm() / near.norm().clamp_min(digits.tiny)))
         self._say(
             f"{reason}; using central differences of the gradient, with a relative error of about {error:.0e} where "

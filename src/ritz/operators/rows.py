@@ -44,16 +44,17 @@ def gathered(space: ParamSpace, rows: Tensor, fill: Callable[[Params], None], ap
     return image
 
 
-def difference_step(point: Tensor, row: Tensor, stretch: float = 1.0) -> Tensor:
+def difference_step(point: Tensor, row: Tensor, dtype: torch.dtype, stretch: float = 1.0) -> Tensor:
     """The step of a central difference from `point` along a row: eps^(1/3), relative to |w| / |v|.
 
-    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike.
+    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike. It is that of
+    the dtype in which the model computes, where that has fewer digits than the weights.
 
     Example:
-        >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]))
+        >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]), torch.float32)
         >>> round(float(step), 6)  # (1.2e-7)^(1/3) * 5 / 10
         0.00246
     """
     length = row.norm()
-    scale: Tensor = stretch * torch.finfo(point.dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
+    scale: Tensor = stretch * torch.finfo(dtype).eps ** (1 / 3) * point.norm().clamp(min=1.0)
     return scale / torch.where(length > 0, length, 1.0)
