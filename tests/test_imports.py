@@ -62,7 +62,7 @@ ALLOWED = {
     "weight_norms": "",
     "modes": "errors space batches weight_norms",
     "diagnoses": "errors memory reducers batches",
-    "soundness": "errors reducers batches diagnoses modes",
+    "soundness": "errors memory reducers batches diagnoses modes",
     "walks": "errors memory comm reducers shortcuts batches shares sharded weights diagnoses",
     "risk": f"{RESULTS} comm reducers space sameness shortcuts plan losses captures batches shares sharded modes "
     "diagnoses soundness weights walks",

@@ -533,6 +533,19 @@ def test_a_model_that_couples_samples_is_found_too():
     assert math.isfinite(ritz.Risk(model, CE, DATA, mode="train").loss())
 
 
+def test_a_model_of_batches_that_cannot_be_cut_is_named():
+    """The edges of a graph point to nodes that are not in its first half."""
+
+    class Graph(nn.Linear):
+        def forward(self, x, edges):
+            return super().forward(x + x[edges[1]].sum(0))
+
+    edges = torch.tensor([[0, 1], [3, 4]])
+    risk = ritz.Risk(Graph(2, 2), CE, [(torch.randn(5, 2), edges, torch.arange(5) % 2)])
+    with pytest.raises(ValueError, match=r"a batch of 5 samples, and not half of it \(index.*batch_loss="):
+        risk.loss()
+
+
 def test_a_loss_that_is_a_sum_is_named():
     risk = ritz.Risk(small(), lambda out, y: F.cross_entropy(out, y, reduction="sum"), DATA)
     with pytest.raises(ValueError, match="looks like a sum over the batch; return the mean"):

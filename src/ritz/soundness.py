@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .batches import Batch
 from .diagnoses import origin
-from .errors import NonFiniteError, UnsupportedError
+from .errors import NonFiniteError, RitzError, UnsupportedError
+from .memory import is_shortage
 from .modes import ForwardWatch
 from .reducers import Mean
 
@@ -153,7 +154,16 @@ class _Look:
             )
 
     def _check_halves(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
-        halves = [self.risk.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
+        try:
+            halves = [self.risk.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            if is_shortage(error) or isinstance(error, RitzError):
+                raise
+            raise ValueError(
+                f"the model takes a batch of {batch.size} samples, and not half of it ({str(error)[:160]}). One that "
+                "couples the samples of a batch, by edges say, has no mean over samples; give it as batch_loss= (sum, "
+                "weight)"
+            ) from error
         totals = [float(t.detach()) for t, _ in halves]
         parts = sum(totals)
         if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
