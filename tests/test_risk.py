@@ -887,6 +887,22 @@ def test_a_loss_adds_up_to_the_digits_that_the_model_computes_with():
         assert loss == pytest.approx(float(CE(model(X), y).detach()), rel=slack)
 
 
+def test_weights_that_a_model_casts_by_autocast_are_not_kept_through_a_walk():
+    """torch's cache is emptied where the outermost autocast ends, and that is the one around all batches."""
+    seen = []
+
+    class Cast(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                seen.append(torch.is_autocast_cache_enabled())
+                return super().forward(x).float()
+
+    risk = ritz.Risk(Cast(2, 2), CE, (torch.randn(4, 2), torch.arange(4) % 2), batch_size=2)
+    assert risk.gradient().isfinite().all()
+    assert not any(seen)
+    assert torch.is_autocast_cache_enabled()
+
+
 def test_a_complex_parameter_is_refused_with_what_to_do():
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))

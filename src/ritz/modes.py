@@ -166,7 +166,8 @@ def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: tor
         stack.enter_context(_plain_embeddings(modules))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_no_fused_layers(modules, device))
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        # a cache would keep what a model casts of the weights, of each batch anew, until the end of a walk
+        stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())  # each product switches on what it needs
         stack.enter_context(_no_checkpointing())
