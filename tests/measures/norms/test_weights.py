@@ -460,6 +460,12 @@ def test_the_path_norm_of_circular_padding_does_not_depend_on_what_memory_held()
     assert float(path_norm(risk_of(model, 2, 4, 4)).parts["squared"]) == pytest.approx(truth)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_path_norm_of_a_network_in_16_bits_is_that_of_its_weights(dtype):
+    risk = risk_of(seeded(lambda: mlp([3, 4, 2], nn.ReLU)), 3)
+    assert float(path_norm(risk.to(dtype=dtype))) == pytest.approx(float(path_norm(risk)), rel=0.02)
+
+
 def test_path_norms_of_convolutions_and_shared_weights_are_defined():
     assert float(path_norm(problem("conv").risk())) > 0
     model = seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))

@@ -59,6 +59,8 @@ def path_norm(risk: Risk) -> Estimate:
     _refuse_other_layers(risk.model)
     refuse_computed_weights(dict(risk.model.named_modules()))
     risk.check()
+    if torch.finfo(risk.dtype).bits < 32:  # whether outputs are in proportion is not to be seen in so few digits
+        risk = risk.to(dtype=torch.float32)
     batch = next(iter(risk.batches)).head(1)
     network = _Network(risk, _feeds(risk, batch))
     truth = _output(risk, batch)
