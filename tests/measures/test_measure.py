@@ -289,6 +289,7 @@ def test_all_points_wrong_is_measured_as_it_is():
     [
         ({"measures": ["trac"]}, "no measure is named 'trac'; did you mean trace"),
         ({"measures": []}, "the list is empty"),
+        ({"measures": 5}, "measures must be 'standard', 'all', or a list of keys and of Measures, got int"),
         ({"measures": ["trace", "trace"]}, "two measures have one key"),
         ({"num_probes": 0}, "num_probes must be at least 1, got 0"),
         ({"sigma": 0.0}, "sigma must be positive and finite, got 0.0"),
@@ -298,7 +299,7 @@ def test_all_points_wrong_is_measured_as_it_is():
     ],
 )
 def test_bad_input_is_refused_before_any_work(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         ritz.measure(risk_of(network()), **options)
 
 

@@ -6,7 +6,7 @@ are, and goes into the list that `ritz.measure` is given.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..tables import Table
 from .row import EVERY, NONE, ORDER, SAME_FUNCTION, Measure
@@ -22,6 +22,9 @@ def resolve(measures: str | Measure | Sequence[str | Measure]) -> list[Measure]:
         >>> len(resolve(["standard", "trace", "ggn_trace"]))  # the trace is standard already
         25
     """
+    if not isinstance(measures, str | Measure | Iterable):
+        wanted = "measures must be 'standard', 'all', or a list of keys and of Measures"
+        raise TypeError(f"{wanted}, got {type(measures).__name__}")
     asked = [measures] if isinstance(measures, str | Measure) else list(measures)
     if not asked:
         raise ValueError("no measure is chosen: the list is empty")
