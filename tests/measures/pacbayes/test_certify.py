@@ -99,6 +99,15 @@ def test_the_start_is_a_state_dict_or_a_flat_vector(tmp_path):
     assert named == flat == ritz.load(flat.save(tmp_path / "bound"))
 
 
+def test_a_bound_of_some_parameters_names_its_condition_on_the_others():
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), drawn(20, 0))
+    last = risk.restrict("2.*")
+    some, every = (certificate(r, r.space.join(r.params()), sigma=0.3, num_draws=2) for r in (last, risk))
+    assert "if the other 6 parameters were not made from these samples" in some.convention
+    assert "if the other" not in every.convention
+
+
 def test_progress_counts_all_draws():
     seen = []
     certificate(signs(drawn(20, 6)), START, sigma=[0.1, 0.2], num_draws=2, progress=lambda *at: seen.append(at))

@@ -91,6 +91,8 @@ def certificate(
         f"bound on the error of N(w, {width:g}^2 I), holds with probability {1 - delta - delta_prime:g}, n = {size}, "
         f"{num_draws} draws, prior N(init, {prior_sigma:.3g}^2 I)"
     )
+    others = sum(p.numel() for p in risk.model.parameters()) - risk.dim
+    text += f", if the other {others} parameters were not made from these samples" if others else ""
     exact = {"sigma": width, "prior sigma": prior_sigma, "KL": prior.kl, "McAllester": linear}
     parts = {name: Estimate(name=name, value=number, exact=True) for name, number in exact.items()}
     parts["empirical error"] = from_samples("empirical error", errors, seed=seed, support=(0.0, 1.0))
