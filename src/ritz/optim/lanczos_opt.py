@@ -1,6 +1,5 @@
 """LanczosOPT: Newton along the sharpest directions, scaled gradient descent along all others (seed 004, section 5)."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import NumericalWarning
 from ..estimators.noise import Curvature
 from ..krylov.lanczos import lanczos
 from ..krylov.quadrature import eigen_system
@@ -16,6 +14,7 @@ from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..risk import Risk
 from ..space import Shard, row_products
+from .skipping import tell_skipped
 from .streaming import MATRICES
 
 Start = Literal["random", "grad"]
@@ -128,11 +127,7 @@ class LanczosOpt(Optimizer):
         gradient = self._gradient(own)
         if not bool(gradient.isfinite().all()):
             self._state["skipped"] = self.skipped + 1
-            warnings.warn(
-                f"the gradient is not finite: step skipped, the {self.skipped}. so far; lower lr or raise damping",
-                NumericalWarning,
-                stacklevel=2,
-            )
+            tell_skipped(self.skipped, stacklevel=5)
             return loss
         direction = self.risk.space.split(self._direction(gradient))
         for name, p in own.items():
