@@ -223,6 +223,24 @@ def test_the_overlap_of_a_known_spike_moves_with_the_noise_level():
     assert rmt.overlap(0.0, 0.0).value == 0.0
 
 
+def test_an_estimated_noise_level_leaves_open_on_which_side_of_the_threshold_a_spike_is():
+    """Half of these levels come out above nu^2, where the overlap is 0 and yet not known to be."""
+    truth, hits = 1 - 0.95, []
+    for seed in range(200):
+        normal = torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found = rmt.overlap(1.0, from_samples("noise", 0.95 + 0.3 * normal))
+        low, high = found.interval()
+        hits.append(low <= truth <= high and low <= found.value <= high)
+    assert 0.91 <= sum(hits) / len(hits) <= 0.99
+    assert rmt.overlap(0.2, from_samples("noise", 0.95 + 0.03 * normal)).stderr == 0.0  # far below
+
+
+@pytest.mark.parametrize("nu", [math.nan, math.inf])
+def test_a_spike_that_is_not_finite_is_refused(nu):
+    with pytest.raises(ValueError, match="nu, the spike, must be finite, got"):
+        rmt.overlap(nu, 1.0)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

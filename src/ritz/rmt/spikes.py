@@ -8,7 +8,7 @@ For H_batch = H + X, X noise of level s2 = Tr X^2 / P and H of few large eigenva
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from ..storage import equal
 from .edges import Noise, cost, degrees, noise_level
 from .laws import spike_behind, spike_overlap
 from .tracy_widom import tracy_widom_quantile
+
+_SURE = 0.999  # level at which a noise level that is estimated hides a spike for certain
 
 
 def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = None) -> Estimate:
@@ -77,7 +79,8 @@ def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = N
 def overlap(nu: float, s2: Noise) -> Estimate:
     """|theta'phi|^2 = 1 - s2 / nu^2 for a spike nu that is known, 0 below the threshold (theorem 1 of seed 004).
 
-    It is the limit for large P; at finite P the overlap of one batch varies about it by about P^(-1/2).
+    It is the limit for large P; at finite P the overlap of one batch varies about it by about P^(-1/2). Where s2 is an
+    estimate the interval is open to spikes on the other side of the threshold.
 
     Example:
         >>> overlap(2.0, s2=1.0).value, overlap(1.0, s2=1.0).value
@@ -86,11 +89,17 @@ def overlap(nu: float, s2: Noise) -> Estimate:
         overlap 0.750 +- 0.025
     """
     noise = noise_level(s2)
+    if not math.isfinite(nu):
+        raise ValueError(f"nu, the spike, must be finite, got {nu}")
     square = float(nu) ** 2
-    if square <= float(noise.value):
+    least = float(noise.value if noise.exact else noise.interval(_SURE)[0])
+    if square <= least:
         return Estimate(name="overlap", value=0.0, exact=noise.exact, **cost(noise, f"0, for |nu| = {abs(nu):g}"))
     text = f"1 - s2 / nu^2, nu = {nu:g}"
-    return affine(noise, -1 / square, 1.0, name="overlap", support=(0.0, 1.0), parts={}, **cost(noise, text))
+    found = affine(noise, -1 / square, 1.0, name="overlap", support=(0.0, 1.0), parts={}, **cost(noise, text))
+    if square > float(noise.value):
+        return found
+    return replace(found, value=0.0, bracket=found.bracket or (found.value, found.value), samples=None)
 
 
 def _errors(nu: Tensor, s2: float, own: Tensor, noise: float, dim: int | None) -> tuple[Tensor, Tensor]:
