@@ -109,6 +109,36 @@ def test_weights_stand_for_repeated_eigenvalues():
         assert getattr(weighted, name).value == pytest.approx(getattr(repeated, name).value), name
 
 
+def test_nodes_without_weight_are_none():
+    found = rmt.fit(torch.tensor([-1.0, 0.0, 1.0, 100.0]), torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    assert found == rmt.fit(torch.tensor([-1.0, 0.0, 1.0]))
+    with pytest.raises(ValueError, match="all eigenvalues are 1: there is no law to fit"):
+        rmt.fit(torch.tensor([1.0, 1.0, 7.0]), torch.tensor([1.0, 1.0, 0.0]))
+
+
+def test_the_shape_of_a_spectrum_is_seen_at_any_distance_from_zero_and_scale():
+    """The eigenvalues of an average of a hundred million outer products are 1, but for a ten-thousandth."""
+    law = rmt.MarchenkoPastur(1e-8)
+    found = rmt.fit(law.quantile((torch.arange(500) + 0.5) / 500), law="marchenko-pastur", ratio=1e-8)
+    assert found.expected() == {"skewness": pytest.approx(1e-4), "kurtosis": pytest.approx(2.0)}
+    assert (found.skewness.value, found.kurtosis.value) == pytest.approx((1e-4, 2.0), abs=1e-3)
+    values = torch.linspace(-1, 1, 50, dtype=torch.float64)
+    shapes = [rmt.fit(x).kurtosis.value for x in (values, 1e-120 * values, 1e120 * values, values + 1e6)]
+    assert shapes == pytest.approx(shapes[:1] * 4)
+
+
+@pytest.mark.parametrize("law", [rmt.Semicircle(0.7), rmt.MarchenkoPastur(0.3, 2.0), rmt.MarchenkoPastur(4.0)])
+def test_the_expected_shape_is_that_of_the_moments_of_the_law(law):
+    m1, m2, m3, m4 = (law.moment(k) for k in range(1, 5))
+    variance = m2 - m1**2
+    wanted = {
+        "skewness": (m3 - 3 * m1 * m2 + 2 * m1**3) / variance**1.5,
+        "kurtosis": (m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4) / variance**2,
+    }
+    options = {"law": "marchenko-pastur", "ratio": law.ratio} if isinstance(law, rmt.MarchenkoPastur) else {}
+    assert rmt.fit(torch.tensor([0.0, 1.0, 3.0]), **options).expected() == pytest.approx(wanted)
+
+
 def test_the_distance_of_two_points_is_known():
     """F is 0, 1/2, 1 with steps at -/+ 1; the semicircle of s2 = 1 has 1/3 - sqrt(3) / (4 pi) below -1."""
     fit = rmt.fit(torch.tensor([-1.0, 1.0]))

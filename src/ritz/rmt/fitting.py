@@ -60,8 +60,8 @@ class LawFit(Result):
 
     def expected(self) -> dict[str, float]:
         """Skewness and kurtosis of the law itself."""
-        raw = [self.law.moment(k) for k in range(1, 5)]
-        return {"skewness": _skewness(*raw[:3]), "kurtosis": _kurtosis(*raw)}
+        ratio = self.law.ratio if isinstance(self.law, MarchenkoPastur) else 0.0  # of which a semicircle is the limit
+        return {"skewness": math.sqrt(ratio), "kurtosis": 2 + ratio}
 
     def plot(self, ax: "Axes | None" = None, *, bins: int = 60) -> "Axes":
         """The spectrum as a histogram on a logarithmic scale, the law as a curve."""
@@ -125,7 +125,7 @@ def fit(
     value = float(variance.value)
     fitted = Semicircle(value) if ratio is None else MarchenkoPastur(ratio, value)
     edge = bulk_edge(variance) if ratio is None else affine(variance, unit.edges[1], name="bulk edge", parts={})
-    raw = [measured.moment(k) for k in range(1, 5)]
+    raw = measured.standardised(4)
     return LawFit(
         law=fitted,
         variance=variance,

@@ -1,5 +1,6 @@
 """A spectrum as a measure to compare a law with: given in full, as nodes and weights, or as one Krylov run saw it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ class Measured:
         if not (fair and bool(nodes.isfinite().all() & shares.isfinite().all())):
             raise ValueError("nodes must be finite, weights not negative and not all 0")
         order = nodes.argsort()
+        order = order[shares[order] > 0]
         return cls(nodes[order], shares[order] / shares.sum())
 
     def mean(self, f: Callable[[Tensor], Tensor], name: str) -> Estimate:
@@ -77,6 +79,16 @@ class Measured:
         if self.spectrum is None or k > 2:
             return self.mean(lambda t: t**k, f"moment {k} / P")
         return affine(self.spectrum.moment(k), 1 / self.spectrum.dim, name=f"moment {k} / P", parts={})
+
+    def standardised(self, most: int) -> list[Estimate]:
+        """Tr ((X - c) / s)^k / P for k up to `most`, c and s the mean and the deviation: no digits are lost in c."""
+        centre = float(self.weights @ self.nodes)
+        spread = math.sqrt(float(self.weights @ (self.nodes - centre).square()))
+
+        def power(k: int) -> Callable[[Tensor], Tensor]:
+            return lambda t: ((t - centre) / spread) ** k
+
+        return [self.mean(power(k), f"moment {k}") for k in range(1, most + 1)]
 
     def cdf(self, levels: Tensor) -> Levels:
         """The share of eigenvalues at or below each level: lower bound, value, upper bound, standard error.
