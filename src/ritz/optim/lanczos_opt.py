@@ -127,7 +127,7 @@ class LanczosOpt(Optimizer):
         gradient = self._gradient(own)
         if not bool(gradient.isfinite().all()):
             self._state["skipped"] = self.skipped + 1
-            tell_skipped(self.skipped, stacklevel=5)
+            tell_skipped(self.skipped)
             return loss
         direction = self.risk.space.split(self._direction(gradient))
         for name, p in own.items():
