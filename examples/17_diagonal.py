@@ -46,7 +46,7 @@ for share in (0.1, 0.2, 0.3, 0.4):
     print(f"{share:>9.0%} {losses[0]:>12.4f} {losses[1]:>9.4f}")
 
 # %% [markdown]
-# The truth, from a product for every entry; the exact diagonal beside it, and those from 30 probes with their intervals.
+# The truth, from a product for every entry; beside it the exact diagonal, and those from 30 probes, with intervals.
 
 # %%
 truth = H.dense().diagonal()
