@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.estimators import samples as module_under_test
-from ritz.estimators.exact import exact_trace
+from ritz.estimators.exact import exact_cost, exact_trace
 from ritz.estimators.passes import fitting_pieces
 from ritz.estimators.samples import sample_traces
 from ritz.estimators.trace import trace
@@ -426,7 +426,7 @@ def test_a_loss_that_is_convex_for_the_first_samples_alone_is_left_to_probes():
     assert not found.exact
     assert (found.value[4:] < 0).all()
     for A in (Hessian(risk), GGN(risk)):
-        assert module_under_test.exact_cost(A) is None
+        assert exact_cost(A) is None
         assert not trace(A, num_probes=4).exact
     with pytest.raises(UnsupportedError, match="not convex"):
         sample_traces(risk, method="exact")
