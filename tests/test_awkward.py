@@ -155,6 +155,19 @@ def test_products_do_not_rely_on_forward_mode_alone(kind):
     assert torch.allclose(found.samples.mean(1), forms)  # every sample has weight 1
 
 
+def test_a_wrong_forward_derivative_is_seen_in_a_large_network_in_float32():
+    class Wide(Product):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
+
+    given = problem(built(Wide))
+    G, exact = ritz.GGN(given.risk(dtype=torch.float32)), ritz.GGN(given.risk())
+    exact._forward_mode = False
+    v = exact.probes([3], seed=1)
+    assert cases.relative(G.rows(v.float()).double(), exact.rows(v)) < 1e-5
+
+
 def test_vectors_with_zeros_do_not_settle_whether_forward_mode_is_right():
     given = problem(built(Product))
     G = ritz.GGN(given.risk())

@@ -101,6 +101,16 @@ def test_gauss_newton_products_share_one_forward_pass(monkeypatch, matrix, k):
     assert (work.forwards, work.batch_products, work.vectors, work.looks) == (1, 1, k, 0)
 
 
+def test_forward_mode_is_held_against_reverse_mode_once_for_a_risk_whatever_the_vectors(monkeypatch):
+    risk = risk_of(cache=False)
+    unit = torch.eye(DIM)[:1]
+    ritz.GGN(risk).rows(unit)
+    for G in (ritz.GGN(risk), ritz.EmpiricalFisher(risk)):
+        with counted(monkeypatch) as work:
+            G.rows(unit)
+        assert (work.forwards, work.looks) == (1, 0)
+
+
 @pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize(("matrix", "each"), [(ritz.Hessian, 2 * FIRST + 6 * LAST), (ritz.GGN, 2 * FIRST + 4 * LAST)])
 def test_a_batch_that_is_kept_is_not_passed_through_again(monkeypatch, matrix, each, k):

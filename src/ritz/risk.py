@@ -123,6 +123,7 @@ class Risk:
                 "micro_batch cannot be used here: with batch statistics, dropout or an opaque loss a batch stays whole"
             )
         self.routes: dict[tuple[str, ...], Route] = {}  # of Hessian products, by parameters, once they are chosen
+        self.forward_modes: dict[tuple[str, ...], bool] = {}  # whether that of the outputs is right, once it was seen
         self.shortcuts = Shortcuts()  # shared by risks of the same outputs, as the routes are
         self.notes: tuple[str, ...] = ()
         self._total_weight: float | None = None  # of all items; not known before the data was looked at
@@ -288,7 +289,7 @@ class Risk:
         if self.world.size == 1:
             return self
         other = self._copy()
-        other.world, other.routes = SELF, dict(self.routes)
+        other.world, other.routes, other.forward_modes = SELF, dict(self.routes), dict(self.forward_modes)
         other.batches = other._batched(self.batches.source, None)
         return other
 
@@ -324,7 +325,7 @@ class Risk:
                 raise ValueError(f"there is no device {str(device)!r} here ({why}); 'cpu' is always there") from error
         if dtype is not None:
             moved.dtype = moved.coarsest = moved._data_dtype = dtype
-        moved.routes, moved.shortcuts = {}, Shortcuts()
+        moved.routes, moved.forward_modes, moved.shortcuts = {}, {}, Shortcuts()
         moved.batches = moved._batched(self.batches.source, None, self.batches.share)
         return moved
 
@@ -334,7 +335,7 @@ class Risk:
         plain = self._caller.forward_only.fn
         other = self._copy()
         other._caller = Caller(self.model, lambda model, batch: fn(plain(model, batch), batch), None)
-        other.routes, other.shortcuts = {}, Shortcuts()
+        other.routes, other.forward_modes, other.shortcuts = {}, {}, Shortcuts()
         other.notes = (*self.notes, note) if note else self.notes
         return other
 

@@ -9,6 +9,8 @@ from torch import nn
 
 import ritz
 from ritz.errors import UnsupportedError
+from ritz.operators import risk_operator
+from ritz.operators.tape import Tape
 from ritz.testing import check_operator
 
 WIDE = ritz.Plan(chunk=200)
@@ -46,6 +48,16 @@ def test_reverse_mode_alone_gives_the_same_ggn(name):
     G = ritz.GGN(cases.problem(name).risk(plan=WIDE))
     G._forward_mode = False
     assert cases.relative(G.dense(), cases.truth(name, "GGN")) < 1e-10
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_round_off_of_tf32_is_not_taken_for_a_forward_derivative_that_is_wrong(monkeypatch, tf32):
+    push = Tape.push
+    monkeypatch.setattr(Tape, "push", lambda tape, rows: (1.2 * push(tape, rows)[0], {}))
+    monkeypatch.setattr(risk_operator, "multiplies_in_tf32", lambda device: tf32)
+    G = ritz.GGN(cases.problem("mlp_relu").risk(dtype=torch.float32))
+    G.rows(G.probes([0], seed=0))
+    assert G._forward_mode == tf32
 
 
 @pytest.mark.parametrize("matrix", MATRICES)

@@ -8,7 +8,7 @@ GradientCovariance   EmpiricalFisher - g g', the covariance of per-item gradient
 
 import contextlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..errors import UnsupportedError
 from ..losses import Kind, Uniforms
 from ..memory import is_shortage
 from ..risk import Params, Risk
-from ..space import random_uniform, row_products
+from ..space import random_uniform, row_dots, row_products
 from .algebra import Derived
 from .base import Operator
 from .derivatives import missing_operation, refuse_once_differentiable
@@ -30,7 +30,7 @@ from .tape.kept import Kept
 
 log = logging.getLogger(__name__)
 
-# relative difference of two inner products that still count as the same
+# relative difference of two ways to |J v|^2 that still count as the same; round-off moves it by 1e-7 in float32
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
@@ -43,7 +43,6 @@ class JacobianProduct(RiskOperator):
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
         self._forward_mode = True  # until an operation turns out not to have it, or to have it wrong
-        self._confirmed = False  # whether forward mode was seen to be the transpose of reverse mode
         self._tapes = Tapes(risk)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
@@ -52,6 +51,7 @@ class JacobianProduct(RiskOperator):
 
     def settle(self, rows: Tensor) -> None:
         self._tapes.refresh()
+        self._forward_mode = self._forward_mode and self.risk.forward_modes.get(self.risk.names, True)
 
     def _recipe(self) -> Hashable | None:
         return self._forward_mode
@@ -71,7 +71,7 @@ class JacobianProduct(RiskOperator):
                 # several vectors may fail where one does not; a model that is itself at fault fails again
                 why = missing or str(error).partition("\n")[0][:200]
                 log.info("no forward derivative of %s: %s products by reverse mode alone", why, self.matrix)
-            self._forward_mode = False
+            self._leave_forward_mode()
         try:
             return self._reverse(params, batch, rows)
         except RuntimeError as error:
@@ -105,29 +105,35 @@ class JacobianProduct(RiskOperator):
         draws = self._draws(out, batch)
         tangents, _ = tape.push(self.space.split(rows))
         middle = torch.func.vmap(lambda u: loss.middle(self.kind, out, batch.data, u, draws))(tangents)
-        image = gathered(self.space, rows, lambda into: tape.pull(middle, into), apart)
+
+        def pull(u: Tensor) -> Tensor:
+            return gathered(self.space, rows[: len(u)], lambda into: tape.pull(u, into), apart)
+
         if not (apart or self._settled()):
-            self._confirm(rows, tangents, middle, image)
-        return image, loss.weight(out, batch.data)
+            self._confirm(lambda v: tape.push(self.space.split(v))[0], pull)
+        return pull(middle), loss.weight(out, batch.data)
 
     def _settled(self) -> bool:
         """Whether forward mode is not, or not now, to be held against reverse mode: a recording looks at no number."""
-        return self._confirmed or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        known = self.risk.names in self.risk.forward_modes
+        return known or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
-    def _confirm(self, rows: Tensor, tangents: Tensor, middle: Tensor, image: Tensor) -> None:
-        """Leave forward mode where it is not the transpose of reverse mode, as that of some of torch's operations.
+    def _confirm(self, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]) -> None:
+        """Leave forward mode where it is not the transpose of reverse mode, as for some of torch's operations.
 
-        For u = M J v both modes are there already: v . J'u is to be J v . u. It is settled by vectors without a zero.
+        v . J'u is to be |u|^2 for u = J v, and v of random signs, since a zero would leave a parameter out. Once for
+        the outputs of a risk.
         """
-        ahead, back = row_products(tangents.flatten(1), middle.flatten(1)), row_products(rows, image)
-        sizes = [
-            a.flatten(1).norm(dim=1).double() * b.flatten(1).norm(dim=1) for a, b in ((tangents, middle), (rows, image))
-        ]
-        apart = (ahead.diagonal() - back.diagonal()).abs()
-        if bool((apart > _AGREE.get(self.risk.coarsest, 0.1) * (sizes[0] + sizes[1])).any()):
+        v = self.probes([0], seed=0)
+        u = push(v)
+        squared, found = (float(row_dots(a, b)) for a, b in ((u.flatten(1), u.flatten(1)), (v, pull(u))))
+        self.risk.forward_modes[self.risk.names] = True
+        if abs(found - squared) > self._tolerance(_AGREE) * squared:
             log.info("a forward derivative of torch's is wrong: %s products by reverse mode alone", self.matrix)
-            self._forward_mode = False
-        self._confirmed = bool((rows != 0).all())
+            self._leave_forward_mode()
+
+    def _leave_forward_mode(self) -> None:
+        self._forward_mode = self.risk.forward_modes[self.risk.names] = False
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
         """By torch.func: J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
@@ -143,12 +149,12 @@ class JacobianProduct(RiskOperator):
             image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
             return pullback(image)[0], loss.weight(out, batch.data)
 
-        image, weight = each_row(product, self.space, rows)
         if held is None and not self._settled():
-            out, tangent = torch.func.jvp(outputs, (params,), (self.space.split(rows[0]),))[:2]
-            middle = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
-            self._confirm(rows[:1], tangent[None], middle[None], image[:1])
-        return image, weight
+            self._confirm(
+                lambda v: torch.func.jvp(outputs, (params,), (self.space.split(v[0]),))[1][None],
+                lambda u: self.space.join(torch.func.vjp(outputs, params)[1](u[0])[0])[None],
+            )
+        return each_row(product, self.space, rows)
 
     def _difference(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """J v by a central difference of the outputs, J'u by an ordinary backward pass: for a sharded model."""

@@ -27,7 +27,6 @@ from ..losses import CallableLoss, Loss
 from ..memory import is_shortage
 from ..plan import Route
 from ..risk import Params, Risk
-from ..switches import multiplies_in_tf32
 from .derivatives import gradients, missing_operation, refuse_once_differentiable
 from .risk_operator import RiskOperator
 from .rows import difference_step, each_row, gathered
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 ROUTES: tuple[Route, ...] = ("forward", "reverse", "difference")
 _EXACT: tuple[Route, ...] = ("forward", "reverse")
-# relative disagreement of two products that still count as the same
-_AGREE = {torch.float64: 1e-8, torch.float32: 1e-2}
 _TRUST = 1e-2  # relative disagreement with differences that still counts as right
 
 
@@ -334,12 +331,6 @@ class Hessian(RiskOperator):
 
     def _agree(self, a: Tensor, b: Tensor) -> bool:
         return bool((a - b).norm() <= self._tolerance() * b.norm())
-
-    def _tolerance(self) -> float:
-        """Relative difference of two products that still count as the same."""
-        if self.dtype == torch.float32 and multiplies_in_tf32(self.device):
-            return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
-        return _AGREE.get(self.risk.coarsest, 0.1)
 
     def _warn(self, reason: str, near: Tensor, far: Tensor) -> None:
         """Of differences, by two steps, which tell of kinks as well as of digits."""

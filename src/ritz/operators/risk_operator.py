@@ -7,7 +7,7 @@ chunks that share a forward pass, batches in pieces that fit, products that are 
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,7 +22,7 @@ from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean, wide
 from ..risk import Params, Risk
 from ..sameness import layout_of
-from ..switches import switches
+from ..switches import multiplies_in_tf32, switches
 from .base import Operator
 from .footprint import fitting_piece
 
@@ -35,6 +35,8 @@ FEW = 16  # batches, of which it may be
 TOGETHER = 2  # vectors at a time, at most: of the work of more it is a small part, and reading it takes as long
 SHARE = 0.25  # part of the free memory that it may take
 _NOTHING = Results()
+# relative difference of two ways to one product that still count as the same
+_AGREE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -209,6 +211,12 @@ class RiskOperator(Operator):
             more, heavier = self._product(params, piece, rows)
             image, weight = image.add_(more), weight + heavier
         return image, weight
+
+    def _tolerance(self, by_digits: Mapping[torch.dtype, float] = _AGREE) -> float:
+        """Relative difference of two ways to one product that still count as the same."""
+        if self.dtype == torch.float32 and multiplies_in_tf32(self.device):
+            return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
+        return by_digits.get(self.risk.coarsest, 0.1)
 
     def _recipe(self) -> Hashable | None:
         """What decides which operations a product is, beside model and shapes; None where they change by batch."""
