@@ -7,7 +7,9 @@ from torch import nn
 
 import ritz
 from ritz.errors import NonFiniteError, UnsupportedError
+from ritz.estimators import exact
 from ritz.estimators.trace import _LeftOut
+from ritz.linearity import multi_affine
 from ritz.operators import DenseOperator
 
 SAMPLED = ("hutchinson", "hutch++", "xtrace")
@@ -76,6 +78,16 @@ def test_xtrace_knows_how_its_samples_vary_together():
     alone = torch.stack([e.samples.var() / len(e.samples) for e in runs]).mean().sqrt()
     assert float(values.std() / told) == pytest.approx(1.0, abs=0.15)
     assert float(values.std() / alone) > 1.2  # what their spread says by itself
+
+
+@pytest.mark.parametrize("method", ["auto", "exact"])
+@pytest.mark.parametrize("of", [ritz.trace, ritz.diagonal])
+def test_whether_it_is_exact_is_looked_at_once(monkeypatch, of, method):
+    """Where code is the user's it is a walk over the data."""
+    looks = []
+    monkeypatch.setattr(exact, "multi_affine", lambda risk: looks.append(risk) or multi_affine(risk))
+    assert of(ritz.Hessian(risk_of(nn.ReLU())), method=method).exact
+    assert len(looks) == 1
 
 
 def test_networks_with_learned_slopes_have_right_exact_traces():

@@ -7,23 +7,19 @@ from typing import Literal, get_args
 import torch
 
 from ..checkpoint import Checkpoint
-from ..errors import UnsupportedError
 from ..fingerprints import resumable
 from ..intervals import StudentT
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate
-from .exact import exact_diagonal, num_passes
+from .exact import exact_cost, without_probes
 from .journal import Journal
-from .precision import unscaled
 from .probing import (
     about,
     blocks,
     deflated,
     image_squares,
     known,
-    loses_digits,
-    of_network,
     require_finite,
     rounded,
 )
@@ -84,34 +80,26 @@ def diagonal(
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
     if method == "hutch++" and num_probes < 6:
         raise ValueError(f"hutch++ needs at least 6 probes, got num_probes={num_probes}")
-    how = choose(operator, num_probes, _WORTH) if method == "auto" else method
+    cost = exact_cost(operator) if method == "auto" else None
+    how = choose(operator.dim, cost, num_probes, _WORTH) if method == "auto" else method
     with resumable(checkpoint, operator, "diagonal", {"method": how, "num_probes": num_probes, "seed": seed}) as saved:
         estimate: Estimate | None = saved.result
         if estimate is None:
             journal = Journal(operator, saved)
             journal.expect(0 if how == "exact" else num_probes)
-            found = _exact(journal, num_probes) if how == "exact" else _probed(journal, how, num_probes, seed)
-            estimate = rounded(journal, *found)
+            if how == "exact":
+                estimate, norm = _exact(journal, num_probes, looked=cost is not None)
+            else:
+                estimate, norm = _probed(journal, how, num_probes, seed)
+            estimate = rounded(journal, estimate, norm)
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)
     return estimate
 
 
-def _exact(meter: Journal, num_probes: int) -> tuple[Estimate, float | None]:
-    norm = None
-    try:
-        value = exact_diagonal(meter.base, meter.walks)
-        meter.products, how = num_passes(meter.base), "exact, by backward passes, counted as products"
-        if loses_digits(meter.base):
-            norm = abs(float(value.sum()) - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
-    except UnsupportedError:
-        if of_network(meter.base) and meter.dim > num_probes:
-            raise
-        dense, how = meter.dense(), "exact, by dim products"
-        require_finite(meter, dense)
-        value = dense.diagonal().double()
-        norm = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense))
+def _exact(meter: Journal, num_probes: int, looked: bool) -> tuple[Estimate, float | None]:
+    value, how, norm = without_probes(meter, "entry", num_probes, looked)
     told = about(meter, f"diagonal, {how}", None)
     parts = known(meter, "trace", meter.space.segment(value[None])[0], told)
     entries = value.to(meter.dtype).cpu()

@@ -28,7 +28,10 @@ from ..operators.noise import BatchNoise
 from ..reducers import Mean
 from ..risk import Params, Risk
 from ..space import ParamSpace
+from .journal import Journal
 from .passes import fitting_pieces
+from .precision import unscaled
+from .probing import image_squares, loses_digits, of_network, require_finite
 from .squares import SquaredEntries, SquaredNorms, item_by_item, item_gradients, num_items, refuse_rows
 from .walks import Walks
 
@@ -37,12 +40,12 @@ By = Literal["parameter", "entry"]  # a number for each parameter, the trace of 
 _STACK = 2  # cotangents pulled back at once, in chunks: a tangent of a product holds twice the activations
 
 
-def exact_trace(operator: Operator, walks: Walks | None = None) -> tuple[float, dict[str, float]]:
+def exact_trace(operator: Operator, walks: Walks | None = None, looked: bool = False) -> tuple[float, dict[str, float]]:
     """The trace without probes, by squared norms of backward passes; and its parts, parameter by parameter.
 
     It exists for the GGN and the Fishers of any network, for the Hessian of a multi-affine one, and for blocks, sums,
     multiples and shifts of these. A part is the trace of the diagonal block of one parameter. `walks` keeps what the
-    batches gave.
+    batches gave; `looked` says that `exact_cost` was asked and there is one, which may have been a walk by itself.
 
     Raises:
         UnsupportedError: Where there is no such form; the message says why.
@@ -53,12 +56,14 @@ def exact_trace(operator: Operator, walks: Walks | None = None) -> tuple[float, 
         >>> exact_trace(ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), (X, y))))  # 2 (||X||^2 / N + 1)
         (16.0, {'weight': 14.0, 'bias': 2.0})
     """
+    if not looked:
+        num_passes(operator, look=True)
     found = _exact(operator, "parameter", walks or Walks(Unsaved(operator.world)))
     parts = dict(zip(operator.space.names, found.tolist(), strict=True))
     return math.fsum(parts.values()), parts
 
 
-def exact_diagonal(operator: Operator, walks: Walks | None = None) -> Tensor:
+def exact_diagonal(operator: Operator, walks: Walks | None = None, looked: bool = False) -> Tensor:
     """The diagonal (dim,) without probes, in float64: for the matrices that have an exact trace, at about its cost.
 
     Raises:
@@ -70,13 +75,45 @@ def exact_diagonal(operator: Operator, walks: Walks | None = None) -> Tensor:
         >>> exact_diagonal(ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), (X, y)))).tolist()  # 2 (X^2 / N, 1)
         [10.0, 4.0, 2.0]
     """
+    if not looked:
+        num_passes(operator, look=True)
     return _exact(operator, "entry", walks or Walks(Unsaved(operator.world)))
 
 
+def without_probes(meter: Journal, by: By, num_probes: int, looked: bool) -> tuple[Tensor, str, float | None]:
+    """The diagonal or its sums by backward passes, or by dim products where these are few or the matrix of no network.
+
+    Args:
+        meter: The matrix; passes count as products.
+        by: What is asked for.
+        num_probes: Products that may be spent on the matrix of a network that has no exact trace.
+        looked: As for `exact_trace`.
+
+    Returns:
+        The numbers in float64, in words how they were come by, and the `norm` of `rounded`.
+    """
+    norm = None
+    try:
+        if by == "entry":
+            found = exact_diagonal(meter.base, meter.walks, looked)
+        else:
+            parts = exact_trace(meter.base, meter.walks, looked)[1]
+            found = torch.tensor(list(parts.values()), dtype=torch.float64)
+        meter.products, how = num_passes(meter.base), "exact, by backward passes, counted as products"
+        if loses_digits(meter.base):
+            norm = abs(float(found.sum()) - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
+    except UnsupportedError:
+        if of_network(meter.base) and meter.dim > num_probes:
+            raise
+        dense, how = meter.dense(), "exact, by dim products"
+        require_finite(meter, dense)
+        found = _summed(meter.space, dense.diagonal().double(), by)
+        norm = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense))
+    return found, how, norm
+
+
 def _exact(operator: Operator, by: By, walks: Walks) -> Tensor:
-    """The diagonal (dim,), or its sums (parameters,)."""
-    if isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
-        return _of_risk(operator, by, walks)
+    """The diagonal (dim,), or its sums (parameters,), of a matrix that has one: `num_passes` looks."""
     if isinstance(operator, GradientCovariance):
         mean = operator.risk.gradient().double()
         return _exact(operator.base, by, walks) - _summed(operator.space, mean.square(), by)
@@ -94,7 +131,8 @@ def _exact(operator: Operator, by: By, walks: Walks) -> Tensor:
         return torch.cat([named[name] for name in operator.space.names])
     if isinstance(operator, Metered | BatchNoise):
         return _exact(operator.base, by, walks)
-    raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}; use probes")
+    assert isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher)
+    return _of_risk(operator, by, walks)
 
 
 def _summed(space: ParamSpace, vector: Tensor, by: By) -> Tensor:
@@ -129,7 +167,7 @@ def num_passes(operator: Operator, look: bool = False) -> int:
     if isinstance(operator, Scaled | Shifted | Block | Metered | BatchNoise):
         return num_passes(operator.base, look)
     if not isinstance(operator, Hessian | GGN | EmpiricalFisher | Fisher):
-        raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}")
+        raise UnsupportedError(f"no exact trace is known for {type(operator).__name__}; use probes")
     risk = operator.risk
     if look:
         _refuse_inexact(operator)
@@ -141,8 +179,7 @@ def num_passes(operator: Operator, look: bool = False) -> int:
 
 
 def _of_risk(operator: Hessian | GGN | EmpiricalFisher | Fisher, by: By, walks: Walks) -> Tensor:
-    risk = operator.risk
-    loss = _refuse_inexact(operator)
+    risk, loss = operator.risk, operator.risk.output_loss
     risk.check()
     squares = SquaredEntries(risk) if by == "entry" else SquaredNorms(risk)
     chunk = stack_size(risk, num_passes(operator))
@@ -208,10 +245,10 @@ def refuse_coupled(risk: Risk) -> Loss:
     return loss
 
 
-def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
-    """The loss of a matrix whose diagonal is a sum over samples of squares."""
+def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> None:
+    """Refuse a matrix whose diagonal is not a sum over samples of squares."""
     risk = operator.risk
-    loss = refuse_coupled(risk)
+    refuse_coupled(risk)
     if isinstance(operator, Hessian) and not (linearity := multi_affine(risk)).holds:
         raise UnsupportedError(f"the Hessian of this network has no exact trace: {linearity.reason}; use probes")
     if isinstance(operator, Hessian | GGN):
@@ -220,7 +257,6 @@ def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> Loss:
         risk.batches.prepare()
         if not risk.batches.cached and not risk.batches.ordered:
             raise UnsupportedError("the Monte Carlo Fisher needs data in a fixed order, and this loader shuffles")
-    return loss
 
 
 def _small(risk: Risk) -> tuple[Batch, Tensor]:

@@ -6,29 +6,26 @@ Where several are wanted, one `ritz.spectrum` run gives them all.
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint
-from ..errors import UnsupportedError
 from ..fingerprints import resumable
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate, from_samples
-from .exact import exact_cost, exact_trace, num_passes
+from .exact import exact_cost, without_probes
 from .forms import form_rule, square_rule
 from .journal import Journal
-from .precision import unscaled
 from .probing import (
     about,
     blocks,
     deflated,
     image_squares,
     known,
-    loses_digits,
-    of_network,
     require_finite,
     rounded,
 )
@@ -37,6 +34,7 @@ from .spectrum import spectrum
 
 Method = Literal["auto", "hutchinson", "hutch++", "xtrace", "exact"]
 Progress = Callable[[int, int], None]
+_Run = Callable[[Journal, int, int], tuple[Estimate, float | None]]  # of a matrix, with so many probes of a seed
 
 # a cotangent pulled back costs about a quarter of a Hessian product: 2 against 9 in units of a forward pass
 CHEAP_COTANGENTS = 4
@@ -96,9 +94,11 @@ def trace(
     least = {"hutch++": 6, "xtrace": 6}.get(method, 1)
     if num_probes < least:
         raise ValueError(f"{method} needs at least {least} probes, got num_probes={num_probes}")
+    cost = exact_cost(operator) if method == "auto" else None
     if method == "auto":
-        method = choose(operator, num_probes)
-    run = {"exact": _exact, "hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}[method]
+        method = choose(operator.dim, cost, num_probes)
+    runs: dict[str, _Run] = {"hutchinson": _hutchinson, "hutch++": _hutch_pp, "xtrace": _xtrace}
+    run = partial(_exact, looked=cost is not None) if method == "exact" else runs[method]
     settings = {"method": method, "num_probes": num_probes, "seed": seed}
     with resumable(checkpoint, operator, "trace", settings) as saved:
         estimate: Estimate | None = saved.result
@@ -112,17 +112,14 @@ def trace(
     return estimate
 
 
-def choose(operator: Operator, num_probes: int, least: int = 6) -> Literal["exact", "hutch++", "hutchinson"]:
-    """Exact where it costs no more than the probes; hutch++ where there are `least` of them or more.
+def choose(dim: int, cost: int | None, num_probes: int, least: int = 6) -> Literal["exact", "hutch++", "hutchinson"]:
+    """Exact where its `exact_cost` is no more than that of the probes; hutch++ where there are `least` or more.
 
     Example:
-        >>> from ritz.operators import DenseOperator
-        >>> A = DenseOperator(torch.eye(50))
-        >>> choose(A, 60), choose(A, 30), choose(A, 5)
-        ('exact', 'hutch++', 'hutchinson')
+        >>> choose(50, None, 60), choose(50, 10, 30), choose(50, None, 30), choose(50, None, 5)
+        ('exact', 'exact', 'hutch++', 'hutchinson')
     """
-    cost = exact_cost(operator)
-    if operator.dim <= num_probes or (cost is not None and cost <= CHEAP_COTANGENTS * num_probes):
+    if dim <= num_probes or (cost is not None and cost <= CHEAP_COTANGENTS * num_probes):
         return "exact"
     return "hutch++" if num_probes >= least else "hutchinson"
 
@@ -130,24 +127,11 @@ def choose(operator: Operator, num_probes: int, least: int = 6) -> Literal["exac
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def _exact(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
-    norm = None
-    try:
-        value, parts = exact_trace(meter.base, meter.walks if isinstance(meter, Journal) else None)
-        meter.products, how = num_passes(meter.base), "exact, by backward passes, counted as products"
-        if loses_digits(meter.base):
-            norm = abs(value - unscaled(meter.base)[2] * meter.dim)  # the trace of a positive matrix
-    except UnsupportedError:
-        if of_network(meter.base) and meter.dim > num_probes:
-            raise
-        dense = meter.dense()
-        diagonal_ = dense.diagonal().double()
-        norm = math.sqrt(image_squares(meter, torch.eye(meter.dim).to(dense), dense))
-        value, how = float(diagonal_.sum()), "exact, by dim products"
-        parts = dict(zip(meter.space.names, meter.space.segment(diagonal_[None])[0].tolist(), strict=True))
+def _exact(meter: Journal, num_probes: int, seed: int, looked: bool = False) -> tuple[Estimate, float | None]:
+    found, how, norm = without_probes(meter, "parameter", num_probes, looked)
     told = about(meter, f"Tr, {how}", None)
-    own = known(meter, "trace", torch.tensor([parts[name] for name in meter.space.names]), told)
-    return Estimate(name="trace", value=value, exact=True, parts=own, **told), norm
+    parts = known(meter, "trace", found, told)
+    return Estimate(name="trace", value=math.fsum(found.tolist()), exact=True, parts=parts, **told), norm
 
 
 def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
@@ -175,7 +159,7 @@ def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, flo
     return from_samples("trace", samples, offset=head, rule=rule, parts=parts, **told), found.norm(meter)
 
 
-def _xtrace(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
+def _xtrace(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
     """For every probe w_i: Tr in the range found by the others, plus w_i'(I - P_i) A (I - P_i) w_i, rescaled."""
     num = num_probes // 2
     if meter.dim < num:
