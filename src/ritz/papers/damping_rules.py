@@ -45,7 +45,7 @@ from .base import Claim
 from .damping_cifar import CHANCE, LOST, NORM, mean_damping
 from .damping_rules_claims import FLAT, FLAT_FREE, LM, LM_FREE, LM_SIGN, claims
 from .data import load
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training
 from .noise_spectrum import CLIP, DAMPING, RATE
 from .pool import Finished, train_all
@@ -55,6 +55,7 @@ LEAST, MOST = 1e-8, 1e8  # bounds of Levenberg and Marquardt's damping
 CHANNELS = (8, 8, 16, 16, 32)
 DRAWS = 200  # of batches, for an estimate from some of them
 MOST_POINTS = 100
+_short = partial(short, digits=5)
 
 
 @dataclass
@@ -277,8 +278,3 @@ def plain(label: str, run: Finished) -> dict[str, Any]:
     last = row["train_accuracy"][-1] if ends else 0.0
     row["state"] = "lost" if run.stop != "finished" else "trained" if last >= 2 * CHANCE else "at chance"
     return {**row, **run.found}
-
-
-def _short(value: float) -> float:
-    """Five digits."""
-    return float(f"{value:.5g}")

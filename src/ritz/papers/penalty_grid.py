@@ -31,7 +31,7 @@ from ..risk import Params, Risk
 from . import mnist_mlp, penalty_identity
 from .base import Claim
 from .data.images import Data
-from .experiment import Progress, Rows, Setting
+from .experiment import Progress, Rows, Setting, short
 from .loop import evaluate
 from .mnist_mlp import Trained
 from .penalty_grid_claims import FORM_ETA, claims
@@ -196,8 +196,3 @@ def measure(trained: Trained, parts: dict[str, Data], images: int) -> Rows:
             risk = Risk(model, nn.CrossEntropyLoss(), (X[:images], y[:images]), batch_size=1000)
             rows.append({**row, "trace": short(float(torch.as_tensor(sample_traces(risk).value).double().mean()))})
     return rows
-
-
-def short(value: float) -> float:
-    """Six digits."""
-    return float(f"{value:.6g}")

@@ -24,6 +24,7 @@ from ..batches import isolated_rng
 from ..optim.penalty import Form, TracePenalty
 from ..space import random_permutation
 from .data.images import Data
+from .experiment import short
 from .recipe import Recipe, on_parameters
 from .train import train
 
@@ -86,8 +87,8 @@ def compare(
     )
     row: dict[str, Any] = {
         "seed": seed, "images": len(few[1]), "columns": len(which), "parameters": len(weights),
-        "trace_hessian": _short(tr_h), "trace_ggn": _short(tr_g), "trace_gap": _short(abs(tr_h - tr_g) / abs(tr_g)),
-        "gradient_gap": _short(float((grad_h - grad_g).norm() / grad_g.norm())),
+        "trace_hessian": short(tr_h), "trace_ggn": short(tr_g), "trace_gap": short(abs(tr_h - tr_g) / abs(tr_g)),
+        "gradient_gap": short(float((grad_h - grad_g).norm() / grad_g.norm())),
     }  # fmt: skip
     for form in ("ggn", "hessian"):
         row |= _spread(model, (X[:BATCH], y[:BATCH]), form, seed, draws)
@@ -163,11 +164,6 @@ def _spread(model: nn.Module, batch: Data, form: Form, seed: int, draws: int) ->
         values = torch.stack([penalty(model, *batch) for _ in range(draws)]).double()
     spread = float(values.std() / values.mean().abs()) if draws > 1 else math.nan
     return {
-        f"{form}_mean": _short(float(values.mean())), f"{form}_spread": _short(spread),
-        f"{form}_negative": _short(float((values < 0).double().mean())),
+        f"{form}_mean": short(float(values.mean())), f"{form}_spread": short(spread),
+        f"{form}_negative": short(float((values < 0).double().mean())),
     }  # fmt: skip
-
-
-def _short(value: float) -> float:
-    """Six digits."""
-    return float(f"{value:.6g}")
