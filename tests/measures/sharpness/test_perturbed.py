@@ -411,6 +411,17 @@ def test_a_measure_is_the_same_whatever_gradient_mode_it_is_called_in(name):
 
 
 @pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_in_16_bits_is_moved_in_float32(name, dtype):
+    model = network().to(dtype)  # a weight of 0.5 has its neighbours at +- 0.002 in bfloat16
+    single = ritz.Risk(model, CE, (X.to(dtype), Y), dtype=torch.float32)
+    found = MEASURES[name](ritz.Risk(model, CE, (X.to(dtype), Y)))
+    assert found.value == MEASURES[name](single).value
+    assert "float32" in found.convention
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_leaves_the_model_alone_repeats_itself_reports_progress_and_can_be_saved(name, tmp_path):
     model = network().train()
     model(X).sum().backward()

@@ -4,7 +4,8 @@
     average case   E_d L(w + d) - L(w)
 
 The value of a worst case is the largest rise that was met. That is a lower bound of the maximum, so its bracket has no
-upper end. Passes over the data are counted as products. What curvature says without moving is in `curvature`.
+upper end. Passes over the data are counted as products. 16-bit risks are taken in float32: rounded to 8 or 11 bits, a
+weight does not move by a thousandth of itself, nor does the loss. What curvature says without moving is in `curvature`.
 """
 
 import math
@@ -70,6 +71,7 @@ def epsilon_sharpness(
         raise ValueError(f"iterations and num_starts must be at least 1, got {iterations} and {num_starts}")
     if subspace is not None and not 1 <= subspace <= risk.dim:
         raise ValueError(f"subspace must lie between 1 and the number of parameters {risk.dim}, got {subspace}")
+    risk = _wide(risk)
     loss = risk.loss()
     check_loss(loss)
     surface = Surface(risk, _box(risk, epsilon, subspace, seed))
@@ -158,6 +160,7 @@ def worst_case_sharpness(
     _check_ball(risk, rho, norm, adaptive, eta)
     if steps < 1 or num_starts < 1:
         raise ValueError(f"steps and num_starts must be at least 1, got {steps} and {num_starts}")
+    risk = _wide(risk)
     batches = _batches(risk, batch_size, num_batches, seed)
     risk.check()
     num_starts = num_starts if steps > 1 else 1
@@ -217,6 +220,7 @@ def average_case_sharpness(
     _check_ball(risk, rho, norm, adaptive, eta)
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+    risk = _wide(risk)
     risk.check()
     surface = Surface(risk, Chart(_widths(risk, adaptive, eta)))
     loss = surface.loss(torch.zeros_like(surface.origin))
@@ -269,6 +273,11 @@ def logit_normalised(risk: Risk) -> Risk:
 
 def _about(risk: Risk, text: str, seed: int) -> dict[str, Any]:
     return {"seed": seed, "support": (0.0, math.inf), "convention": f"{text}; {risk.convention()}"}
+
+
+def _wide(risk: Risk) -> Risk:
+    """The risk in no fewer than 32 bits."""
+    return risk.to(dtype=torch.float32) if torch.finfo(risk.dtype).bits < 32 else risk
 
 
 def _ticker(progress: Progress | None, start: int, total: int) -> Tick:
