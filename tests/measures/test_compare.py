@@ -13,6 +13,7 @@ from ritz.measures.compare import Agreement, Comparison, Ranking, compare
 from ritz.measures.differences import as_found, difference, direction, probability
 from ritz.measures.gap import on_test_data
 from ritz.measures.outputs import Outputs
+from ritz.report.figures import row_of_axes
 from ritz.results import Estimate, affine, from_samples
 
 
@@ -276,6 +277,12 @@ def test_a_comparison_prints_saves_and_draws(three, tmp_path):
     assert list(three) == list(three.rankings)
     assert len(three.plot().axes) == 4
     assert len(three.plot(["trace"]).axes) == 1
+    _, axes = row_of_axes(2)
+    assert three.plot(["trace"], ax=axes[1]) is axes[1]
+    assert [ax.get_title() for ax in axes] == ["", "trace"]
+    assert three.plot(ax=axes[0]).get_title() == three.plot().axes[0].get_title()
+    with pytest.raises(ValueError, match="one ax has one measure, got trace, weight_norm"):
+        three.plot(["trace", "weight_norm"], ax=axes[0])
 
 
 def test_the_same_solution_twice_cannot_be_told_apart():

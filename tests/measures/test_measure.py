@@ -13,6 +13,7 @@ from ritz import stopping
 from ritz.measures.measure import Measurement, duration
 from ritz.measures.registry import MEASURES, resolve
 from ritz.measures.row import Measure
+from ritz.report.figures import row_of_axes
 from ritz.results import Estimate
 
 STANDARD = [
@@ -359,6 +360,18 @@ def test_a_page_holds_the_table_and_the_figures(tmp_path):
     text = m.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<summary>margin_bound</summary>" in text
     assert "Spectral density" in text
+
+
+def test_a_measurement_is_a_figure_of_panels_or_its_first_panel_on_a_given_ax():
+    m = ritz.measure(risk_of(network()), measures=["trace", "margin_median"], num_steps=10)
+    drawn = m.plot().axes
+    assert len(drawn) == 2
+    _, axes = row_of_axes(2)
+    assert m.plot(axes[1]) is axes[1]
+    assert axes[1].get_xlabel() == drawn[0].get_xlabel() != ""
+    assert axes[0].get_xlabel() == ""
+    with pytest.raises(ValueError, match="nothing to draw: neither the spectrum of the Hessian nor margins"):
+        ritz.measure(risk_of(network()), measures=["weight_norm"]).plot()
 
 
 @pytest.mark.parametrize("value", [3.0, None, Estimate(name="x", value=math.nan, stop="no such number")])

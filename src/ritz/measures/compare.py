@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from .row import Measure
 from .subject import as_vector
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -178,19 +179,34 @@ class Comparison(Result, Mapping[str, Ranking]):
             rows.append([*row, "" if is_outcome else self.agreement(key, known).verdict] if known else row)
         return Table(header, rows, notes=self.notes, numeric=range(3, 3 + len(self.measurements)))
 
-    def plot(self, keys: Sequence[str] | None = None) -> "Figure":
-        """The values of each solution with their 95 % intervals, a panel for each measure: four of them if not said."""
+    @overload
+    def plot(self, keys: Sequence[str] | None = None, *, ax: None = None) -> "Figure": ...
+    @overload
+    def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes") -> "Axes": ...
+    def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure | Axes":
+        """The values of each solution with their 95 % intervals, a panel for each measure: four of them if not said.
+
+        A given ax has one measure, the first of these.
+        """
         from ..report.figures import row_of_axes
 
-        keys = list(keys or self._drawn())
-        if not keys:
+        drawn = list(keys or self._drawn())
+        if not drawn:
             raise ValueError("there is nothing to draw: no measure was taken on every solution")
-        figure, axes = row_of_axes(len(keys), width=3.2)
-        for key, ax in zip(keys, axes, strict=True):
-            for name, found in self.measurements.items():
-                replace(found[key], name=name).plot(ax)
-            ax.set(title=key, ylabel="")
+        if ax is not None:
+            if keys and len(drawn) > 1:
+                raise ValueError(f"one ax has one measure, got {', '.join(drawn)}; draw each on its own, or give no ax")
+            return self._draw(drawn[0], ax)
+        figure, axes = row_of_axes(len(drawn), width=3.2)
+        for key, panel in zip(drawn, axes, strict=True):
+            self._draw(key, panel)
         return figure
+
+    def _draw(self, key: str, ax: "Axes") -> "Axes":
+        for name, found in self.measurements.items():
+            replace(found[key], name=name).plot(ax)
+        ax.set(title=key, ylabel="")
+        return ax
 
     def _drawn(self) -> list[str]:
         """The measures that are drawn at first: all where there are few."""

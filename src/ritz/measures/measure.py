@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from .row import Cost, Measure
 from .subject import FORWARD_PASS, HESSIAN_RUN, Settings, Subject, as_vector
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
@@ -132,8 +133,12 @@ class Measurement(Result, Mapping[str, Estimate]):
 
         return build(self).write(path)
 
-    def plot(self) -> "Figure":
-        """The spectral density and the distribution of margins, where they were measured."""
+    @overload
+    def plot(self, ax: None = None) -> "Figure": ...
+    @overload
+    def plot(self, ax: "Axes") -> "Axes": ...
+    def plot(self, ax: "Axes | None" = None) -> "Figure | Axes":
+        """The spectral density and the distribution of margins, where they were measured; on a given ax the first."""
         from ..report.figures import row_of_axes
         from .margins import margin_distribution
 
@@ -141,9 +146,14 @@ class Measurement(Result, Mapping[str, Estimate]):
         if self.outputs is not None:
             with contextlib.suppress(UnsupportedError, NonFiniteError):  # no margins, or none of an item's own
                 panels.append(margin_distribution(self.outputs).plot)
-        figure, axes = row_of_axes(max(len(panels), 1))
-        for draw, ax in zip(panels, axes, strict=False):
-            draw(ax)
+        if not panels:
+            raise ValueError("there is nothing to draw: neither the spectrum of the Hessian nor margins were measured")
+        if ax is not None:
+            panels[0](ax)
+            return ax
+        figure, axes = row_of_axes(len(panels))
+        for draw, panel in zip(panels, axes, strict=True):
+            draw(panel)
         return figure
 
 
