@@ -194,6 +194,19 @@ def test_the_cube_search_comes_near_the_highest_vertex_and_never_above():
     assert sum(parts) / len(parts) > 0.95
 
 
+def test_more_starts_find_what_more_steps_from_two_do_not():
+    # at a minimum every vertex of the cube that is higher than its neighbours holds an ascent
+    short = []
+    for seed in (3, 4, 7, 8):
+        risk, gradient, H = quadratic(seed, 6, at_minimum=True)
+        truth, ball = highest_vertex(gradient, H, torch.full((6,), 0.5)), Ball(0.5, "linf")
+        surface = Surface(risk, Chart(1.0))
+        assert climb_ball(surface, ball, 20, 8, 0, quiet) > 0.84 * truth
+        assert surface.evaluations == 8 * (1 + 3) + 17
+        short.append(climb_ball(surface, ball, 80, 2, 0, quiet) / truth)
+    assert min(short) < 0.8
+
+
 def test_at_a_minimum_only_a_random_start_finds_the_worst_direction():
     X = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
     model = nn.Linear(3, 1, bias=False)

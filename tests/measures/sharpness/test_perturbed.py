@@ -363,7 +363,7 @@ def risk_of(loss=CE, **keywords) -> ritz.Risk:
         (lambda: worst_case_sharpness(risk_of(), -1.0), ValueError, "rho must be a positive number, got -1.0"),
         (lambda: worst_case_sharpness(risk_of(), math.nan), ValueError, "rho must be a positive number, got nan"),
         (lambda: worst_case_sharpness(risk_of(), norm="l1"), ValueError, "norm must be 'l2' or 'linf', got 'l1'"),
-        (lambda: worst_case_sharpness(risk_of(), steps=0), ValueError, "steps and num_starts .* got 0 and 2"),
+        (lambda: worst_case_sharpness(risk_of(), steps=0), ValueError, "steps and num_starts .* got 0 and 8"),
         (lambda: worst_case_sharpness(risk_of(), eta=0.01), ValueError, "adaptive=True switches on"),
         (lambda: worst_case_sharpness(risk_of(), adaptive=True, eta=-1), ValueError, "eta must be a number from 0 up"),
         (lambda: worst_case_sharpness(risk_of(), num_batches=2), ValueError, "give batch_size= as well"),

@@ -198,12 +198,12 @@ ROWS = (
     ),
     Measure(
         key="worst_case_l2", formula="max_{||d|| <= rho} L(w + d) - L(w)", convention=f"rho = {RHO}",
-        source="Foret et al. 2021", family="sharpness", cost="search", gradients=45.0,
+        source="Foret et al. 2021", family="sharpness", cost="search", gradients=49.0,
         compute=lambda s: _worst(s, RHO), reading="what SAM minimises, searched with 20 steps",
     ),
     Measure(
         key="worst_case_linf", formula="max_{|d_i| <= rho} L(w + d) - L(w)", convention=f"rho = {RHO_MAX}",
-        source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=45.0,
+        source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=49.0,
         compute=lambda s: _worst(s, RHO_MAX, "linf"), reading="the same in a box",
     ),
     Measure(
@@ -216,20 +216,20 @@ ROWS = (
     Measure(
         key="worst_case_adaptive", formula="max_{||d / |w| || <= rho} L(w + d) - L(w)",
         convention=f"rho = {ADAPTIVE_RHO}, l2",
-        source="Kwon et al. 2021", family="sharpness", cost="search", gradients=45.0, unchanged=SAME_FUNCTION,
+        source="Kwon et al. 2021", family="sharpness", cost="search", gradients=49.0, unchanged=SAME_FUNCTION,
         compute=lambda s: _worst(s, ADAPTIVE_RHO, adaptive=True), reading="relative to each weight: blind to rescaling",
     ),
     Measure(
         key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)",
         convention=f"rho = {DEVIATION}",
-        source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=45.0, unchanged=SAME_FUNCTION,
+        source="Andriushchenko et al. 2023", family="sharpness", cost="search", gradients=49.0, unchanged=SAME_FUNCTION,
         compute=lambda s: _worst(s, DEVIATION, "linf", adaptive=True), reading="the same in a box",
     ),
     Measure(
         key="normalised_sharpness", formula="the adaptive worst case with f / ||f|| for f",
         source="Andriushchenko et al. 2023",
         convention=f"rho = {ADAPTIVE_RHO}, l2; logits centred and of norm 1", family="sharpness", cost="search",
-        gradients=45.0, unchanged=EVERY, compute=_normalised, reading="blind to the scale of the outputs too",
+        gradients=49.0, unchanged=EVERY, compute=_normalised, reading="blind to the scale of the outputs too",
     ),
     Measure(
         key="average_case", formula="E L(w + d) - L(w), d_i ~ N(0, rho^2)",

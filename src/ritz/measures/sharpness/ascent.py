@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Norm = Literal["l2", "linf"]
 Tick = Callable[[int], None]
+Point = tuple[float, Tensor, Tensor]  # loss, coordinates, gradient in them
+
+SCOUTED = 3  # steps of a search that are made from each of its starts
 
 _MEMORY = 10  # rows of history of L-BFGS-B
 # the unit of the gradient in L-BFGS-B, as a part of its mean size; on trained and untrained networks 10 iterations come
@@ -200,28 +203,38 @@ class Ball:
 
 
 def climb_ball(surface: Surface, ball: Ball, steps: int, num_starts: int, seed: int, tick: Tick) -> float:
-    """The largest loss met in a ball less that at its centre: by ascent from the centre and from random points."""
+    """The largest loss met in a ball less that at its centre: by ascent from the centre and from random points.
+
+    The first `SCOUTED` steps are made from each of them, the others from the best point that these met: a loss has many
+    local maxima on a sphere or a cube, and more steps towards one of them do not find another.
+    """
     centre = torch.zeros_like(surface.origin)
-    here = surface.slope(centre)
-    best = _ascend(surface, ball, centre, here, steps, tick)
+    loss, gradient = surface.slope(centre)
+    scouted = min(steps, SCOUTED) if num_starts > 1 else steps
+    more = steps - scouted
+    best = _ascend(surface, ball, (loss, centre, gradient), scouted, more > 0, tick)
     for number in range(1, num_starts):
         start = ball.start(surface.risk.space, number, seed, centre)
-        best = max(best, _ascend(surface, ball, start, surface.slope(start), steps, tick))
-    return best - here[0]
+        level, slope = surface.slope(start)
+        found = _ascend(surface, ball, (level, start, slope), scouted, more > 0, tick)
+        best = found if found[0] > best[0] else best
+    return _ascend(surface, ball, best, more, False, tick)[0] - loss
 
 
-def _ascend(surface: Surface, ball: Ball, z: Tensor, met: tuple[float, Tensor], steps: int, tick: Tick) -> float:
-    """The largest loss met by ascent from z, where loss and gradient are `met` (APGD; Croce and Hein 2020, alg. 1)."""
-    loss, gradient = met
-    best, before, step = (loss, z, gradient), z, 2 * ball.rho
+def _ascend(surface: Surface, ball: Ball, start: Point, steps: int, further: bool, tick: Tick) -> Point:
+    """The highest point met by ascent from another (APGD; Croce and Hein 2020, algorithm 1).
+
+    Unless it goes `further` from there, the gradient of the last point is not needed.
+    """
+    best, (loss, z, gradient) = start, start
+    before, step = z, 2 * ball.rho
     looks, rises, last_look, last_best = _looks(steps), 0, 0, -math.inf
     for number in range(1, steps + 1):
         ahead = ball.project(z + step * ball.steepest(gradient))
         if number > 1:
             ahead = ball.project(z + (1 - _MOMENTUM) * (ahead - z) + _MOMENTUM * (z - before))
         before, z, level = z, ahead, loss
-        # nothing follows the last point, so its gradient is not needed
-        loss, gradient = surface.slope(z) if number < steps else (surface.loss(z), gradient)
+        loss, gradient = surface.slope(z) if further or number < steps else (surface.loss(z), gradient)
         tick(surface.evaluations)
         rises += loss > level
         best = (loss, z, gradient) if loss > best[0] else best
@@ -230,7 +243,7 @@ def _ascend(surface: Surface, ball: Ball, z: Tensor, met: tuple[float, Tensor], 
                 step, (loss, z, gradient) = step / 2, best
                 before = z
             rises, last_look, last_best = 0, number, best[0]
-    return best[0]
+    return best
 
 
 def _looks(steps: int) -> set[int]:

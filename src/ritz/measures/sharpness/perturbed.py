@@ -22,7 +22,7 @@ from ...operators.base import full_precision
 from ...results import Estimate, from_samples
 from ...risk import Risk
 from ...space import ParamSpace, row_products
-from .ascent import Ball, Chart, Norm, Surface, Tick, climb_ball, climb_box, random_point
+from .ascent import SCOUTED, Ball, Chart, Norm, Surface, Tick, climb_ball, climb_box, random_point
 
 Progress = Callable[[int, int], None]
 
@@ -118,7 +118,7 @@ def worst_case_sharpness(
     adaptive: bool = False,
     eta: float = 0.0,
     steps: int = 20,
-    num_starts: int = 2,
+    num_starts: int = 8,
     batch_size: int | None = None,
     num_batches: int | None = None,
     seed: int = 0,
@@ -140,7 +140,7 @@ def worst_case_sharpness(
             layers that leaves the function as it is (Dinh et al. 2017). T covers every chosen parameter, biases and
             normalisation included, where peers differ; `risk.restrict("*weight")` leaves biases out.
         eta: Of T; 0.01 in ASAM. With 0 a weight that is 0 does not move.
-        steps: Of the ascent from each start.
+        steps: Of the ascent: the first 3 from each start, the others from the best point that was met.
         num_starts: The first is w, the others are random points on the sphere or in the box, which matter at a minimum.
             With one step there is only the first.
         batch_size: m, for m-sharpness: the mean over batches of m samples of the rise of each batch's own loss. None
@@ -164,7 +164,8 @@ def worst_case_sharpness(
     batches = _batches(risk, batch_size, num_batches, seed)
     risk.check()
     num_starts = num_starts if steps > 1 else 1
-    each = num_starts * (1 + steps)  # passes
+    scouted = min(steps, SCOUTED) if num_starts > 1 else steps
+    each = num_starts * (1 + scouted) + steps - scouted  # passes
     chart, ball, rises, spent = Chart(_widths(risk, adaptive, eta)), Ball(rho, norm), [], 0
     for number, some in enumerate(batches):
         surface = Surface(risk, chart, some)
@@ -175,7 +176,7 @@ def worst_case_sharpness(
     ball_text = f"|d / T|_{norm[1:]} <= {rho:g}, T = {_widths_text(adaptive, eta)}"
     found = "largest loss met by projected ascent, a lower bound of the maximum; gradients counted as products"
     about = _about(risk, f"max L(w + d) - L(w) over {ball_text}{over}; {found}", seed)
-    about |= {"products": spent, "stop": f"{steps} steps from each of {num_starts} starts, a lower bound"}
+    about |= {"products": spent, "stop": f"{steps} steps, {scouted} from each of {num_starts} starts, a lower bound"}
     name, samples = "worst-case sharpness", torch.tensor(rises, dtype=torch.float64)
     if batch_size is None:
         return Estimate(name=name, value=rises[0], bracket=(rises[0], math.inf), **about)
