@@ -40,7 +40,6 @@ def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Inte
     cube = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
     if not square > 0:
         return Exact()
-    dof = num * min(max(square**3 / max(cube**2, 1e-300), 1.0), 1e9)
     share = 1.0
     if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
         total, squares = torch.zeros_like(image[0]), torch.zeros((), dtype=torch.float64, device=image.device)
@@ -50,6 +49,17 @@ def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Inte
             squares += row_dots(each, each)
         on_diagonal = float((row_dots(total, total) - squares) / (num * (num - 1)))
         share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
+    return skewed_rule(num, value, square, cube, share)
+
+
+def skewed_rule(num: int, value: float, square: float, cube: float, share: float = 1.0) -> IntervalRule:
+    """The interval of a mean of `num` forms from Tr A^2 and Tr A^3 (see `form_rule`), of which a share varies.
+
+    Example:
+        >>> skewed_rule(8, 1.0, 1.0, 1.0).rules  # one eigenvalue of 1: chi^2 with K degrees
+        (StudentT(dof=7), ChiSquare(dof=8.0, offset=0.0))
+    """
+    dof = num * min(max(square / max(abs(cube), 1e-300) ** (2 / 3), 1.0), 1e3) ** 3
     reach, sign = share * math.sqrt(square * dof / num), math.copysign(1.0, cube)
     skewed = ChiSquare(dof, offset=sign * value - reach)
     # skewed to the left it is the mirror image, in which a bracket lies the right way round

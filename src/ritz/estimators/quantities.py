@@ -28,6 +28,7 @@ from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, from_samples
 from ..storage import Result
 from . import density, functions
+from .forms import skewed_rule
 from .rounding import Rounding, around
 
 if TYPE_CHECKING:
@@ -380,25 +381,31 @@ class Spectrum(Result):
         """Student t once outliers are locked; without, chi-square where H^degree is positive, and so its mean skewed.
 
         That asks for Tr H^(2 degree), which `degree` steps give. Fewer give too little of it: then it is taken to be no
-        less than the spread of the probes says, and chi-square widens Student t. So it does where H^degree may have
-        both signs, and its mean be as skewed as that of one large eigenvalue.
+        less than the spread of the probes says, and chi-square widens Student t. Where A = H^degree may have both signs
+        its mean may be as skewed, by Tr (A - mu)^3, mu = Tr A / n: on the sphere a multiple of the identity adds
+        nothing. Too few steps for that moment have chi-square widen Student t as if all eigenvalues had one sign.
         """
         num, left = self.num_probes, self.dim - len(self.head)
         if self._outliers_locked:
             return StudentT(num - 1)
-        mean, square = (
-            float(samples.mean()),
-            left * float(self._continued.integrate(lambda t: t ** (2 * degree)).mean()),
-        )
+        mean, square = float(samples.mean()), self._left_over(2 * degree)
         known = self.num_steps >= degree
         if known and (self.positive or degree == 2):
             return ChiSquare(matched_dof(num, mean, square, left), head)
         if num == 1:
             return StudentT(0)
+        if 2 * self.num_steps >= 3 * degree:
+            spread = max(square - mean**2 / left, 0.0)
+            cube = self._left_over(3 * degree) - 3 * mean * square / left + 2 * mean**3 / left**2
+            return skewed_rule(num, head + mean, spread, cube)
         # on the sphere the variance is 2 n / (n + 2) (Tr A^2 - (Tr A)^2 / n); raised for being known from few probes
         seen = (float(samples.var()) * (left + 2) / 2 + mean**2) / left * (num + 1) / (num - 1)
         most = square if known else max(square, seen)
         return Hull((StudentT(num - 1), ChiSquare(matched_dof(num, mean, most, left), head)))
+
+    def _left_over(self, k: int) -> float:
+        """Tr of the k-th power of what the head leaves over, the mean over probes; exact up to k = 2 m."""
+        return (self.dim - len(self.head)) * float(self._continued.integrate(lambda t: t**k).mean())
 
     @property
     def _outliers_locked(self) -> bool:
