@@ -240,9 +240,10 @@ def test_after_the_parent_is_killed_a_second_call_goes_on(tmp_path):
     script, runs, hold = tmp_path / "parent.py", tmp_path / "runs", tmp_path / "hold"
     script.write_text(SCRIPT, encoding="utf8")
     hold.touch()
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     parent = subprocess.Popen(
         [sys.executable, str(script), str(hold), str(runs)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )
     folders = [runs / "x" / f"seed-{seed}" for seed in range(2)]
     wait_for(lambda: all((folder / "epoch-000002.json").exists() for folder in folders), parent)

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -257,7 +258,8 @@ RECIPE = Recipe(name="small", model=network, optimizer=partial(kfac, lr=0.1, dam
 def test_a_process_that_dies_at_once_is_taken_up_by_another(tmp_path, monkeypatch):
     (tmp_path / "small.py").write_text(SMALL)
     run = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
-    died = subprocess.run(run, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}, check=False)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    died = subprocess.run(run, cwd=tmp_path, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, check=False)
     assert died.returncode == 9
     monkeypatch.syspath_prepend(tmp_path)
     small = importlib.import_module("small")
