@@ -131,6 +131,17 @@ def test_negative_curvature_stops_its_column_and_keeps_the_last_good_x():
     assert 0.5 * x @ A @ x - b[:, 0] @ x < 0  # and they lowered the quadratic
 
 
+@pytest.mark.parametrize("seed", range(4))  # some meet p'Ap <= 0 by round-off, and some stagnate
+def test_what_no_x_solves_leaves_the_x_of_the_least_residual_not_one_that_round_off_carried_away(seed):
+    """b has a part where A vanishes: there p'Ap is round-off, and the step as long as its inverse."""
+    J, b = vectors(25, 40, seed=seed), vectors(40, seed=100 + seed)
+    with pytest.warns(NumericalWarning, match="1 of 1 systems not solved"):
+        found = solve(FunctionOperator(lambda V: J.T @ (J @ V), 40, f64), b)
+    assert found.stop in ("negative curvature", "stagnation")
+    assert 0 < found.x.norm() < 10
+    assert found.residuals < 3
+
+
 def test_a_negative_matrix_gives_nothing_but_says_so():
     with pytest.warns(NumericalWarning, match="add damping"):
         found = solve(DenseOperator(-torch.eye(3, dtype=f64)), torch.ones(3, dtype=f64))

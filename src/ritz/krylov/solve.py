@@ -3,9 +3,10 @@
     A x = b,   A symmetric positive definite
 
 (Hestenes and Stiefel 1952). A direction of negative curvature, p'Ap <= 0, proves that A is not positive definite: the
-column stops there and keeps the x it has. The residual of the recurrence drifts from the true one, so once in a while
-and at the end b - A x is computed anew, and the iteration is resumed from there while that helps. A column whose two
-residuals have nothing in common any more is as good as the products let it be (Greenbaum 1997): it stagnates.
+column stops there. The residual of the recurrence drifts from the true one, so once in a while and at the end b - A x
+is computed anew, and the iteration is resumed from there while that helps. A column whose two residuals have nothing in
+common any more is as good as the products let it be (Greenbaum 1997): it stagnates. Before either, round-off may have
+carried x far along a direction in which A vanishes, so that such a column keeps its step of the least residual.
 """
 
 import os
@@ -39,7 +40,7 @@ class Solution(Tensor):
     Attributes:
         residuals: |b - A x| / |b|, recomputed, one per column (a scalar tensor for one vector), float64.
         converged: Which columns are within tolerance, bool.
-        negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is where CG had come to.
+        negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is its best step.
         num_steps: Steps of the recurrence.
         products: Matrix-vector products spent.
         stop: "converged", or a reason of `ritz.stopping`: "negative curvature", "stagnation", "max_steps" or "noise
@@ -126,7 +127,7 @@ class _Run:
 
     _KEPT = (
         "x", "residual", "direction", "size", "active", "negative", "unfit", "broken", "stalled", "relative", "best_x",
-        "best",
+        "best", "least_x", "least",
     )  # fmt: skip
     _NUMBERS = ("steps", "round", "checked")
 
@@ -172,6 +173,7 @@ class _Run:
         """Rounds of the recurrence, each from the true residual of the one before, while that helps."""
         while True:
             self.iterate()
+            self.x = torch.where((self.negative | self.stalled)[:, None], self.least_x, self.x)
             residual = self.rows - self.op.rows(self.x)
             before, self.relative = self.relative, _relative(row_norms(residual), self.sizes)
             open_ = (self.relative > self.tol) & ~self.negative & (self.relative < 0.5 * before)
@@ -187,6 +189,7 @@ class _Run:
     def resume(self, residual: Tensor, active: Tensor) -> None:
         """Start anew from x with its true residual, for the columns named."""
         self.residual, self.active, self.checked = residual, active, self.steps
+        self.least_x, self.least = self.x, torch.full_like(self.sizes, torch.inf)  # among the steps to come
         preconditioned = self.inverse(residual)
         self.direction = preconditioned
         self.size = row_dots(residual, preconditioned)  # r'M^-1 r
@@ -217,7 +220,11 @@ class _Run:
         length = torch.where(self.active, self.size / curvature, 0.0)
         self.x = _add(self.x, length, self.direction)
         self.residual = _add(self.residual, -length, image)
-        self.active = self.active & (row_norms(self.residual) > self.goals)
+        norms = row_norms(self.residual)
+        closer = self.active & (norms < self.least)
+        self.least_x = torch.where(closer[:, None], self.x, self.least_x)
+        self.least = torch.where(closer, norms, self.least)
+        self.active = self.active & (norms > self.goals)
         preconditioned = self.inverse(self.residual)
         before, self.size = self.size, row_dots(self.residual, preconditioned)
         self._see_preconditioner()
