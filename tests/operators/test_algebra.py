@@ -75,6 +75,14 @@ def test_a_block_of_parameters_that_do_not_exist_is_refused():
             operator.block("layer9.*")
 
 
+def test_a_sum_has_the_dtype_that_torch_promotes_to_whichever_comes_first():
+    A, B = DenseOperator(torch.eye(3).float()), DenseOperator(torch.full((3, 3), 1 / 3, dtype=torch.float64))
+    wanted = torch.eye(3).double() + torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    for total in (A + B, B + A):
+        assert total.dtype == torch.float64
+        assert torch.equal(total.dense(), wanted)
+
+
 def test_operators_of_different_order_cannot_be_added():
     with pytest.raises(ValueError, match="cannot add operators of dimension 6 and 3"):
         DenseOperator(M) + DenseOperator(torch.eye(3))

@@ -83,17 +83,17 @@ class Shifted(Derived):
 
 
 class Sum(Derived):
-    """A + B."""
+    """A + B, in the dtype that torch promotes those of both to, and on the device of A."""
 
     def __init__(self, left: Operator, right: Operator) -> None:
         if left.dim != right.dim:
             raise ValueError(f"cannot add operators of dimension {left.dim} and {right.dim}")
         super().__init__(left)
-        self.right = right
+        self.right, self.dtype = right, torch.promote_types(left.dtype, right.dtype)
         self.positive = left.positive and right.positive
 
     def _rows(self, rows: Tensor) -> Tensor:
-        return self.base.rows(rows) + self.right.rows(rows).to(rows)
+        return self.base.rows(rows).to(rows) + self.right.rows(rows).to(rows)
 
     def version(self) -> Hashable:
         return self.base.version(), self.right.version()
