@@ -17,7 +17,7 @@ def of_batch(problem: cases.Problem, index: int) -> cases.Problem:
 
 
 @pytest.mark.parametrize("name", ["mlp_weighted", "residual_train", "language"])
-@pytest.mark.parametrize("matrix", ["Hessian", "GGN", "EmpiricalFisher"])
+@pytest.mark.parametrize("matrix", ["Hessian", "GGN", "EmpiricalFisher", "GradientCovariance"])
 def test_the_noise_is_the_matrix_of_the_batch_less_that_of_the_whole(name, matrix):
     problem = cases.problem(name)
     X = BatchNoise(getattr(ritz, matrix)(problem.risk(plan=WIDE)), index=1)

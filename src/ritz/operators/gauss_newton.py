@@ -326,7 +326,10 @@ class GradientCovariance(Derived):
 
     def block(self, pattern: str | Sequence[str]) -> Operator:
         """The principal sub-matrix of the parameters whose names match."""
-        return GradientCovariance(self.risk.restrict(pattern))
+        return self._like(self.risk.restrict(pattern))
+
+    def _like(self, risk: Risk) -> "GradientCovariance":
+        return GradientCovariance(risk)
 
     def convention(self) -> str:
         return f"{self.matrix}, {self.risk.convention()}"

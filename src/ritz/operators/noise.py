@@ -8,6 +8,7 @@ from ..batches import Batch, Batches
 from ..errors import UnsupportedError
 from ..risk import Risk
 from .algebra import Derived
+from .gauss_newton import GradientCovariance
 from .risk_operator import RiskOperator
 
 
@@ -23,10 +24,10 @@ class _OneBatch(Batches):
 
 
 class BatchNoise(Derived):
-    """X = A_batch - A, for one batch of the data and any curvature matrix A of the risk (seed 004, section 3).
+    """X = A_batch - A, for one batch of the data and a matrix A of the risk (seed 004, section 3).
 
     Args:
-        operator: A matrix of a risk, `ritz.Hessian(risk)` say.
+        operator: The Hessian of a risk, its GGN, a Fisher matrix or the covariance of gradients.
         index: Which batch.
 
     Example:
@@ -38,9 +39,12 @@ class BatchNoise(Derived):
         [[3.0]]
     """
 
-    def __init__(self, operator: RiskOperator, index: int) -> None:
-        if not isinstance(operator, RiskOperator):
-            raise TypeError(f"expected a matrix of a risk, got {type(operator).__name__}")
+    def __init__(self, operator: RiskOperator | GradientCovariance, index: int) -> None:
+        if not isinstance(operator, RiskOperator | GradientCovariance):
+            raise TypeError(
+                f"expected a matrix of a risk, got {type(operator).__name__}; the Hessian, the GGN, Fisher matrices "
+                "and the covariance of gradients have one for each batch"
+            )
         batches = operator.risk.batches
         found = [batch for batch in batches if batch.index == index]
         if not found:
