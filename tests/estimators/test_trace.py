@@ -225,6 +225,22 @@ def test_squares_that_are_too_large_are_said_and_no_nan_is_returned():
         ritz.frobenius_norm(1e200 * rotated(OUTLIERS))
 
 
+@pytest.mark.parametrize("dim", [30, 200])
+@pytest.mark.parametrize("reorthogonalize", ["locked", "none"])
+def test_a_spectrum_whose_squares_are_too_large_says_so(dim, reorthogonalize):
+    H = DenseOperator(1e36 * rotated(torch.linspace(-1, 1, dim)).dense().float())
+    with pytest.raises(NonFiniteError, match="too large for its squares in float32; scale the loss or the data"):
+        ritz.spectrum(H, num_steps=10, num_probes=2, reorthogonalize=reorthogonalize)
+
+
+def test_the_interval_of_a_trace_has_the_units_of_the_matrix():
+    """Of powers of two, so that every digit stays; its moments to the sixth power would overflow."""
+    H = rotated(OUTLIERS)
+    for method in ("hutchinson", "hutch++", "xtrace"):
+        plain, large = ritz.trace(H, method), ritz.trace(2.0**500 * H, method)
+        assert large.interval() == pytest.approx([2.0**500 * end for end in plain.interval()], rel=1e-9)
+
+
 @pytest.mark.parametrize("num_probes", [1, 2])
 def test_one_or_two_probes_give_a_norm(num_probes):
     e = ritz.frobenius_norm(operator("flat"), num_probes)

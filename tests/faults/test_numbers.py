@@ -56,7 +56,7 @@ def test_a_spectrum_whose_tail_breaks_returns_the_steps_before(mode, fault):
     whole = ritz.spectrum(DenseOperator(torch.diag(values())), 6, **options)
     with pytest.warns(NumericalWarning, match="the spectrum is that of fewer steps: not finite at step 7 of 20 steps"):
         found = ritz.spectrum(breaking(3 + 4 * 6, fault), 20, **options)
-    assert found.stop == "not finite at step 7 of 20 steps: a product with the function is not finite"
+    assert found.stop.startswith("not finite at step 7 of 20 steps: a product with the function is not finite")
     torch.testing.assert_close(found.nodes, whole.nodes, rtol=1e-12, atol=1e-12)
     assert found.trace.stop == found.stop
     assert found.num_steps == 6

@@ -35,11 +35,11 @@ def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Inte
         return StudentT(num - 1)
     forms = row_products(rows, image).cpu()  # (K, K)
     forms = (forms + forms.T) / 2
-    apart = forms - torch.diag(forms.diagonal())
     square = float(torch.stack([row_dots(own, own) for own in image.split(1)]).mean())
-    cube = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
     if not square > 0:
         return Exact()
+    apart = (forms - torch.diag(forms.diagonal())) / math.sqrt(square)  # in units in which no power overflows
+    skew = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
     share = 1.0
     if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
         total, squares = torch.zeros_like(image[0]), torch.zeros((), dtype=torch.float64, device=image.device)
@@ -49,18 +49,20 @@ def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> Inte
             squares += row_dots(each, each)
         on_diagonal = float((row_dots(total, total) - squares) / (num * (num - 1)))
         share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
-    return skewed_rule(num, value, square, cube, share)
+    return skewed_rule(num, value, square, skew, share)
 
 
-def skewed_rule(num: int, value: float, square: float, cube: float, share: float = 1.0) -> IntervalRule:
-    """The interval of a mean of `num` forms from Tr A^2 and Tr A^3 (see `form_rule`), of which a share varies.
+def skewed_rule(num: int, value: float, square: float, skew: float, share: float = 1.0) -> IntervalRule:
+    """The interval of a mean of `num` forms from Tr A^2 and Tr A^3 / (Tr A^2)^(3/2), of which a share varies.
+
+    See `form_rule`.
 
     Example:
         >>> skewed_rule(8, 1.0, 1.0, 1.0).rules  # one eigenvalue of 1: chi^2 with K degrees
         (StudentT(dof=7), ChiSquare(dof=8.0, offset=0.0))
     """
-    dof = num * min(max(square / max(abs(cube), 1e-300) ** (2 / 3), 1.0), 1e3) ** 3
-    reach, sign = share * math.sqrt(square * dof / num), math.copysign(1.0, cube)
+    dof = num / min(max(skew**2, 1e-9), 1.0)
+    reach, sign = share * math.sqrt(square * dof / num), math.copysign(1.0, skew)
     skewed = ChiSquare(dof, offset=sign * value - reach)
     # skewed to the left it is the mirror image, in which a bracket lies the right way round
     return Hull((StudentT(num - 1), skewed if sign > 0 else Affine(skewed, -1.0)))

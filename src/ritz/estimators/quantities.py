@@ -397,7 +397,7 @@ class Spectrum(Result):
         if 2 * self.num_steps >= 3 * degree:
             spread = max(square - mean**2 / left, 0.0)
             cube = self._left_over(3 * degree) - 3 * mean * square / left + 2 * mean**3 / left**2
-            return skewed_rule(num, head + mean, spread, cube)
+            return skewed_rule(num, head + mean, spread, cube / spread**1.5 if spread else 0.0)
         # on the sphere the variance is 2 n / (n + 2) (Tr A^2 - (Tr A)^2 / n); raised for being known from few probes
         seen = (float(samples.var()) * (left + 2) / 2 + mean**2) / left * (num + 1) / (num - 1)
         most = square if known else max(square, seen)

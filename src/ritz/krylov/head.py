@@ -146,7 +146,7 @@ def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
         vectors=space.combine(coefficients[:, chosen]),
         residuals=space.shard.norms(residual_rows).cpu(),
         residual_rows=residual_rows,
-        coupling=_spectral_norm(residual_rows, space.shard),
+        coupling=_spectral_norm(space.op, residual_rows, space.shard),
         theta_min=float(values[0]),
         theta_min_residual=float(norms[0]),
         theta_max=float(values[-1]),
@@ -173,7 +173,7 @@ def _whole(op: Operator, seed: int, progress: Progress | None) -> Head:
         vectors=shard.part(vectors),
         residuals=residuals,
         residual_rows=shard.part(residual_rows),
-        coupling=_spectral_norm(residual_rows, Shard(SELF, op.dim)),
+        coupling=_spectral_norm(op, residual_rows, Shard(SELF, op.dim)),
         theta_min=float(values[low]),
         theta_min_residual=float(residuals[low]),
         theta_max=float(values[high]),
@@ -363,9 +363,11 @@ def refuse_non_finite(op: Operator) -> NoReturn:
     raise NonFiniteError(f"a product with the {op.matrix} is not finite")
 
 
-def _spectral_norm(rows: Tensor, shard: Shard) -> float:
+def _spectral_norm(op: Operator, rows: Tensor, shard: Shard) -> float:
     """||R||_2 from the Gram matrix of the rows, given in parts; 0 for none."""
     if not len(rows):
         return 0.0
     gram = shard.sum(row_products(rows, rows)).cpu()
+    if not bool(gram.isfinite().all()):
+        refuse_non_finite(op)
     return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

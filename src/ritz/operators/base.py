@@ -80,7 +80,10 @@ class Operator(ABC):
 
     def diagnose(self) -> None:
         """Raise what is known about a product that came out NaN or infinite."""
-        raise NonFiniteError(f"a product with the {self.matrix} is not finite")
+        raise NonFiniteError(
+            f"a product with the {self.matrix} is not finite, or too large for its squares in "
+            f"{str(self.dtype).removeprefix('torch.')}; scale the loss or the data, or compute in a wider dtype"
+        )
 
     def expect(self, products: int) -> None:
         """Hear how many products with single vectors are to come; most matrices make nothing of it."""
