@@ -321,6 +321,7 @@ def test_dropout_that_is_asked_for_has_one_mask_per_batch():
     truth = CE(torch.cat(out), Y)
     assert risk.loss() == pytest.approx(truth.item(), rel=1e-12)
     assert risk.loss() != pytest.approx(ritz.Risk(model, CE, DATA).loss(), rel=1e-3)
+    assert "eval mode, dropout of torch's modules on" in risk.convention()
     for route in ("forward", "reverse"):
         H = ritz.Hessian(risk, route=route)
         torch.testing.assert_close(H.dense(), hessian_of(twin, truth))
@@ -578,8 +579,11 @@ def test_a_forward_pass_that_is_random_is_refused():
         def forward(self, x):
             return super().forward(x + torch.randn(x.shape))
 
-    with pytest.raises(UnsupportedError, match=r"the forward pass is random.*functional dropout"):
-        ritz.Risk(Noisy(4, 3), CE, DATA).loss()
+    model = Noisy(4, 3)
+    with pytest.raises(UnsupportedError, match=r"the forward pass is random.*functional dropout.*dropout=True keeps"):
+        ritz.Risk(model, CE, DATA).loss()
+    H = ritz.Hessian(ritz.Risk(model, CE, DATA, dropout=True))
+    assert torch.equal(H @ draw(H.dim), H @ draw(H.dim))
 
 
 def test_hooks_on_saved_tensors_are_refused_before_they_give_back_something_else():

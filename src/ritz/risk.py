@@ -218,7 +218,9 @@ class Risk:
         """
         own = self.dim, sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         some = [] if own[0] == own[1] else [f"{own[0]} of {own[1]} parameters"]
-        parts = [f"mean over {self._counted()}", *some, f"{self.mode} mode", str(self.dtype).removeprefix("torch.")]
+        drops = ["dropout of torch's modules on"] if self.dropout else []
+        kind = str(self.dtype).removeprefix("torch.")
+        parts = [f"mean over {self._counted()}", *some, f"{self.mode} mode", *drops, kind]
         return ", ".join(parts + list(self.notes))
 
     def _counted(self) -> str:

@@ -150,7 +150,8 @@ class _Look:
         if abs(float(again - total)) > self._slack(1.0, weight, float(total)):
             raise UnsupportedError(
                 f"the same batch gave loss {float(total):.8g}, then {float(again):.8g}: the forward pass is random; "
-                "dropout modules are switched off, so look for noise or functional dropout with training=True"
+                "dropout modules are switched off, so look for noise or functional dropout with training=True; "
+                "dropout=True keeps what is drawn, the same for a batch in all products"
             )
 
     def _check_halves(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
