@@ -60,7 +60,7 @@ ALLOWED = {
     "sharded": "errors memory comm batches space",
     "weights": "errors sameness sharded",
     "weight_norms": "",
-    "modes": "errors space batches weight_norms",
+    "modes": "errors space batches weight_norms weights",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors memory reducers batches diagnoses modes",
     "walks": "errors memory comm reducers shortcuts batches shares sharded weights diagnoses",

@@ -421,6 +421,17 @@ def test_at_takes_the_state_dict_of_a_model_with_tied_weights():
         risk.at(state | {"second.weight": torch.zeros(4, 4)})
 
 
+def test_a_tied_weight_is_chosen_by_any_of_its_names():
+    model = odd()
+    assert ritz.Risk(model, CE, DATA, params="second.*").names == ("first.weight", "second.bias")
+    H = ritz.Hessian(ritz.Risk(model, CE, DATA))
+    block = H.block(["second.weight", "last.*"])
+    assert block.space.names == ("first.weight", "last.weight")
+    torch.testing.assert_close(block.dense(), H.block(["first.weight", "last.weight"]).dense())
+    with pytest.raises(ValueError, match=r"no parameter matches 'second\.weight'; there are: scale"):
+        ritz.Risk(model, CE, DATA, params="scale").restrict("second.weight")
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

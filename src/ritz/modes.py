@@ -18,6 +18,7 @@ from .batches import isolated_rng, tensors_of
 from .errors import UnsupportedError
 from .space import select
 from .weight_norms import smooth_weight_norms
+from .weights import first_names
 
 Forward = Callable[[nn.Module, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, Any]]
@@ -41,7 +42,7 @@ def unwrapped(model: nn.Module, wrappers: Collection[str] = _WRAPPERS) -> nn.Mod
 
 
 def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of the parameters that match and are not frozen."""
+    """Names of the parameters that match, tied ones by any of theirs, and are not frozen."""
     every = dict(model.named_parameters())  # tied parameters come once
     if not every:
         raise ValueError("the model has no parameters")
@@ -59,7 +60,7 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
             raise UnsupportedError(
                 f"{name} is a sparse tensor, {held.layout}: make it dense, by to_dense(), to study it"
             )
-    names = [name for name in select(every, patterns) if every[name].requires_grad]
+    names = [name for name in select(every, patterns, first_names(model)) if every[name].requires_grad]
     for name in names:
         if every[name].is_complex():
             raise UnsupportedError(

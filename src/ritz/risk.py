@@ -30,7 +30,7 @@ from .shares import leader_of
 from .shortcuts import Shortcuts
 from .soundness import examine
 from .space import ParamSpace, select
-from .weights import Placed, Weights, modules_of
+from .weights import Placed, Weights, first_names, modules_of
 
 Params = dict[str, Tensor]
 Progress = Callable[[int, int], None]  # (batches done, batches in all or 0 when not known)
@@ -102,7 +102,7 @@ class Risk:
         if mode not in ("eval", "train"):
             raise ValueError(f"mode must be 'eval' or 'train', got {mode!r}")
         self.model = unwrapped(model)
-        self.names = chosen(self.model, params)
+        self.names, self.restricted = chosen(self.model, params), False  # to some of the names chosen here
         first = dict(self.model.named_parameters())[self.names[0]]
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
@@ -298,7 +298,7 @@ class Risk:
     def restrict(self, params: str | Sequence[str]) -> "Risk":
         """The same risk as a function of some of its parameters; the others are held."""
         part = self._copy()
-        part.names = tuple(select(self.names, params))
+        part.names, part.restricted = tuple(select(self.names, params, first_names(self.model))), True
         return part
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Risk":

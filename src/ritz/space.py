@@ -246,8 +246,13 @@ def row_products(left: Tensor, right: Tensor) -> Tensor:
     return found
 
 
-def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
+def select(names: Iterable[str], patterns: str | Sequence[str], others: Mapping[str, str] | None = None) -> list[str]:
     """The names that match a glob or one of several, in their own order.
+
+    Args:
+        names: To choose from.
+        patterns: The globs.
+        others: Further names of the same, as tied parameters have them: to match any of them is to match.
 
     Raises:
         ValueError: If a pattern matches nothing.
@@ -255,15 +260,21 @@ def select(names: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
     Example:
         >>> select(["conv.weight", "conv.bias", "fc.weight"], ["conv.*"])
         ['conv.weight', 'conv.bias']
+        >>> select(["embedding.weight", "head.bias"], "head.*", {"head.weight": "embedding.weight"})
+        ['embedding.weight', 'head.bias']
     """
     names = list(names)
+    known = dict(zip(names, names, strict=True))
+    known |= {other: name for other, name in (others or {}).items() if name in known}
     globs = [patterns] if isinstance(patterns, str) else list(patterns)
     if not globs:
         raise ValueError("no parameter is chosen: the list of patterns is empty")
+    matched: set[str] = set()
     for glob in globs:
-        if not fnmatch.filter(names, glob):
+        if not (found := [known[name] for name in known if fnmatch.fnmatchcase(name, glob)]):
             raise ValueError(f"no parameter matches {glob!r}; there are: {', '.join(names[:20])}")
-    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+        matched.update(found)
+    return [name for name in names if name in matched]
 
 
 # elements, of which each takes some 30 bytes on the way: on a CPU what stays in its cache
