@@ -329,6 +329,16 @@ class DrawsNumbers(Right):
         return super().usable(grads)
 
 
+class ScalesInPlace(Right):
+    def move(self, p, grad, group):
+        super().move(p, grad.mul_(0.5), group)
+
+
+class SetsTheDtype(Right):
+    def prepare(self, model):
+        torch.set_default_dtype(torch.float32)
+
+
 FAULTS = [
     (Climbs, "descent", r"the loss of a batch goes from .* to .* in 30 steps on it"),
     (KeepsTheLoss, "closure", r"step\(closure\) returns None, not the loss"),
@@ -355,6 +365,8 @@ FAULTS = [
     (Hoards, "memory", "200 steps leave 800 tensors more"),
     (Swells, "memory", "200 steps leave 1600 bytes more in tensors"),
     (DrawsNumbers, "rng", "the first step draws from torch's global generator"),
+    (ScalesInPlace, "gradients", "a step writes to the gradient of body.weight"),
+    (SetsTheDtype, "settings", "the default dtype was torch.float64 and is torch.float32 after training"),
 ]
 
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from ..batches import seed_torch
-from .trial import STEPS, Trial, generators, moves, require, weights
+from .trial import STEPS, Trial, generators, moves, require, settings, weights
 
 _LONG = 200  # steps over which nothing may grow
 _SLACK = 10  # tensors that may be there by chance, 8 bytes each
@@ -353,6 +353,25 @@ def _rng(trial: Trial) -> None:
             require(state == before[whose], f"{who} draws from {whose}'s global generator")
 
 
+def _gradients(trial: Trial) -> None:
+    """A step leaves the gradients as they are, for what logs them or adds to them."""
+    model, optimizer = trial.start()
+    for index in range(STEPS):
+        trial.backward(model, optimizer, index)
+        before = {name: (p.grad, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        for name, (grad, value) in before.items():
+            same = model.get_parameter(name).grad is grad and torch.equal(grad, value)
+            require(same, f"a step writes to the gradient of {name}")
+
+
+def _settings(trial: Trial) -> None:
+    """What torch has set for the whole process, the default dtype say, stays as it is."""
+    trial.train(*trial.start())
+    for name, value in settings().items():
+        require(value == trial.settings[name], f"{name} was {trial.settings[name]} and is {value} after training")
+
+
 # By name, in the order in which they run: from what everything else rests on to side effects.
 CHECKS: dict[str, Callable[[Trial], None]] = {
     "descent": _descent,
@@ -374,4 +393,6 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "inplace": _inplace,
     "memory": _memory,
     "rng": _rng,
+    "gradients": _gradients,
+    "settings": _settings,
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..batches import isolated_rng
 from .conventions import CHECKS
-from .trial import Make, NonFinite, Trial
+from .trial import Make, NonFinite, Trial, restored_settings
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class OptimizerReport:
 
     Example:
         >>> print(OptimizerReport("SGD", ("rng",), {"nonfinite": "torch steps along it"}))
-        SGD: 1 of 19 checks hold
+        SGD: 1 of 21 checks hold
         rng: The global generators of torch, NumPy and Python are not used
         nonfinite: left out, torch steps along it
     """
@@ -68,7 +68,7 @@ def check_optimizer(
         AssertionError: SGD: nonfinite: a gradient with a NaN was stepped along: body.weight has changed
         >>> report = check_optimizer(sgd, skip={"nonfinite": "torch steps along it"})
         >>> len(report.passed), report.skipped
-        (18, {'nonfinite': 'torch steps along it'})
+        (20, {'nonfinite': 'torch steps along it'})
     """
     left_out = dict(skip or {})
     if unknown := [name for name in left_out if name not in CHECKS]:
@@ -78,7 +78,7 @@ def check_optimizer(
     if nonfinite not in ("skip", "raise"):
         raise ValueError(f"nonfinite must be 'skip' or 'raise', got {nonfinite!r}")
     trial = Trial(make, nonfinite, rtol)
-    with isolated_rng():
+    with isolated_rng(), restored_settings():
         name = type(trial.start()[1]).__name__
         for check, run in CHECKS.items():
             if check in left_out:

@@ -1,8 +1,9 @@
 """A small problem to try an optimiser on: how runs are made, and how they are compared."""
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class Trial:
     """
 
     def __init__(self, make: Make, nonfinite: NonFinite, rtol: float) -> None:
-        self.make, self.nonfinite, self.rtol = make, nonfinite, rtol
+        self.make, self.nonfinite, self.rtol, self.settings = make, nonfinite, rtol, settings()
         generator = torch.Generator().manual_seed(0)
         shape = (_NUM_BATCHES, _BATCH_SIZE)
         self.inputs = torch.randn(*shape, 4, generator=generator, dtype=torch.float64)
@@ -151,3 +152,40 @@ def generators() -> dict[str, object]:
     _, keys, position, *_ = np.random.get_state()  # noqa: NPY002  (looked at, not drawn from)
     numpy = np.asarray(keys).tobytes(), int(position)
     return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate(), "NumPy": numpy}
+
+
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+}
+
+
+def settings() -> dict[str, Any]:
+    """What torch has set for the whole process, by name.
+
+    Example:
+        >>> settings()["the default dtype"]
+        torch.float32
+    """
+    return {name: get() for name, (get, _) in _SETTINGS.items()}
+
+
+@contextlib.contextmanager
+def restored_settings() -> Iterator[None]:
+    """Whatever is set inside, it is as before after.
+
+    Example:
+        >>> with restored_settings():
+        ...     torch.set_default_dtype(torch.float64)
+        >>> torch.get_default_dtype()
+        torch.float32
+    """
+    before = settings()
+    try:
+        yield
+    finally:
+        for name, (get, put) in _SETTINGS.items():
+            if get() != before[name]:
+                put(before[name])
