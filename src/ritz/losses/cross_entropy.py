@@ -117,7 +117,10 @@ class CrossEntropy:
         if not y.is_floating_point():
             bad = ((y < 0) | (y >= out.shape[dim])) & (y != self.ignore_index)
             if bad.any():
-                raise ValueError(f"label {int(y[bad][0])} is not one of the {out.shape[dim]} classes of the output")
+                raise ValueError(
+                    f"label {int(y[bad][0])} is not one of the {out.shape[dim]} classes of the output, 0 to "
+                    f"{out.shape[dim] - 1}; widen the last layer, map the labels, or leave items out with ignore_index="
+                )
 
     def weight(self, out: Tensor, batch: Any) -> Tensor:
         """Number of items, or the sum of the class weights of those that are not ignored."""

@@ -24,7 +24,7 @@ from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher
 from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
-from .skipping import finite, tell_skipped
+from .skipping import callers_level, finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse", "bce"]
 _LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError, "bce": BinaryCrossEntropy}
@@ -212,7 +212,7 @@ class KFAC(torch.optim.Optimizer):
             warnings.warn(
                 f"the statistics of step {self.steps} are not finite and were left out of the factors",
                 NumericalWarning,
-                stacklevel=4,
+                stacklevel=callers_level(),
             )
             stats = {}
         if stats:
