@@ -75,7 +75,7 @@ ALLOWED = {
     "captures layers batches risk linearity operators krylov",
     "rmt": RESULTS,
     "measures": f"{RESULTS} checkpoint stopping fingerprints tables comm reducers space plan losses captures batches "
-    "modes risk linearity operators krylov estimators rmt weight_norms",
+    "modes weights risk linearity operators krylov estimators rmt weight_norms",
     "transforms": "measures",
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",

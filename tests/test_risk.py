@@ -771,6 +771,28 @@ def test_wrappers_are_taken_off(wrap):
     assert math.isfinite(risk.loss())
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, OptimizedModule, lambda m: nn.DataParallel(OptimizedModule(m))])
+def test_weights_go_by_the_names_that_a_wrapped_model_has_for_them(wrap):
+    model = wrap(small())
+    risk, named = ritz.Risk(model, CE, DATA), dict(model.named_parameters())
+    half = {name: p.detach() / 2 for name, p in named.items()}
+    assert risk.at(half).loss() == risk.at(torch.cat([p.flatten() for p in half.values()])).loss() != risk.loss()
+    found = ritz.measure(risk, init=half, measures=["distance"])
+    assert found["distance"].value == pytest.approx(float(torch.cat([p.flatten() for p in half.values()]).norm()))
+    with pytest.raises(ValueError, match=r"no parameter or buffer named 'other\.0\.weight'"):
+        risk.at({"other.0.weight": torch.zeros(5, 4)})
+
+
+def test_a_model_that_asserts_the_size_of_its_batch_is_refused_as_one_that_couples_samples():
+    class Fixed(nn.Linear):
+        def forward(self, x):
+            assert len(x) == len(X), "made for one size"
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match=r"not half of it \(made for one size(.|\n)*dynamic"):
+        ritz.Risk(Fixed(4, 3), CE, DATA).loss()
+
+
 def test_hooks_on_backward_passes_do_not_touch_products_and_stay():
     model = small()
     truth = ritz.Hessian(ritz.Risk(model, CE, DATA)).dense()

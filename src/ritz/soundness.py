@@ -157,13 +157,13 @@ class _Look:
     def _check_halves(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
         try:
             halves = [self.risk.total_and_weight(params, half) for half in batch.pieces((batch.size + 1) // 2)]
-        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+        except (RuntimeError, LookupError, TypeError, ValueError, AssertionError) as error:
             if is_shortage(error) or isinstance(error, RitzError):
                 raise
             raise ValueError(
                 f"the model takes a batch of {batch.size} samples, and not half of it ({str(error)[:160]}). One that "
                 "couples the samples of a batch, by edges say, has no mean over samples; give it as batch_loss= (sum, "
-                "weight)"
+                "weight). One that torch.export made for this size is to have a dynamic batch dimension"
             ) from error
         totals = [float(t.detach()) for t, _ in halves]
         parts = sum(totals)

@@ -1,6 +1,6 @@
 """The weights and buffers of a model as a risk reads them: live, or set to others, in its precision, on its device."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -42,6 +42,30 @@ def first_names(model: nn.Module) -> dict[str, str]:
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(tensor, name) for name, tensor in every}
+
+
+_WRAPPING = frozenset({"module", "_orig_mod", "_forward_module"})  # of data-parallel models, torch.compile and Fabric
+
+
+def inner_names(named: Mapping[str, Tensor], known: Collection[str], whatever: bool = False) -> dict[str, Tensor]:
+    """Named tensors without what a wrapper puts before the names of all of them, if some of these are known then.
+
+    Args:
+        named: By the names of a wrapped model, or of the one inside.
+        known: Names of the one inside.
+        whatever: Take off any word before all names, as training loops have them, and not those of wrappers alone.
+
+    Example:
+        >>> inner_names({"_orig_mod.module.bias": torch.ones(1)}, {"bias"})
+        {'bias': tensor([1.])}
+    """
+    inner = dict(named)
+    while inner and not any(name in known for name in inner):
+        heads = {name.partition(".")[0] if "." in name else "" for name in inner}
+        if len(heads) > 1 or "" in heads or not (whatever or heads <= _WRAPPING):
+            return dict(named)
+        inner = {name.partition(".")[2]: tensor for name, tensor in inner.items()}
+    return inner
 
 
 @dataclass(frozen=True)
@@ -102,7 +126,7 @@ class Weights:
         """The same with copies of some tensors in the place of the model's; a tied one goes by any of its names."""
         known, first = self.live(), first_names(self.model)
         given: Params = {}
-        for name, value in params.items():
+        for name, value in inner_names(params, first).items():
             own = first.get(name)
             if own is None:
                 raise ValueError(f"the model has no parameter or buffer named {name!r}")

@@ -186,11 +186,11 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
     """
     import torch
 
-    from ..weights import first_names
+    from ..weights import first_names, inner_names
 
     every = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     first = first_names(model)
-    named = _without_prefix(found, every)
+    named = inner_names(found, every, whatever=True)
     unknown = [name for name in named if name not in every and not name.endswith("_extra_state")]
     shapes = [
         f"{name} is {tuple(t.shape)} there and {tuple(every[name].shape)} in the model"
@@ -225,17 +225,6 @@ def fit_weights(model: "nn.Module", found: "Mapping[str, Tensor]", path: Path) -
 def start(risk: "Risk", path: Path | None) -> "dict[str, Tensor] | None":
     """The weights of a file under the names of a risk; None where there is no file."""
     return None if path is None else fit_weights(risk.model, read_weights(path), path)
-
-
-def _without_prefix(found: "Mapping[str, Tensor]", every: Mapping[str, Any]) -> "dict[str, Tensor]":
-    """Names without what DataParallel, torch.compile or Lightning put before all of them, if they are known then."""
-    named = dict(found)
-    while named and not any(name in every for name in named):
-        heads = {name.partition(".")[0] if "." in name else "" for name in named}
-        if len(heads) > 1 or "" in heads:
-            return dict(found)
-        named = {name.partition(".")[2]: tensor for name, tensor in named.items()}
-    return named
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
