@@ -88,8 +88,9 @@ def _of_batch(risk: "Risk", params: "Params", batch: "Batch") -> Linearity:
         return Linearity(False, trace.broken)
     for node in reachable(out):
         if isinstance(node, BackwardCFunction):  # its kernels may be seen by nobody, and its gradient be another's
+            own = type(node).__name__.removesuffix("Backward")
             return Linearity(
-                False, f"{type(node).__name__.removesuffix('Backward')} has a gradient of its own, as compiled code"
+                False, f"{own} has a gradient of its own, as compiled code: operations of torch in its place are seen"
             )
     seen = trace.depends(out)
     hidden = [name for name, times in uses(out, leaves).items() if times and name not in seen]
