@@ -79,6 +79,11 @@ def bootstrapped(
     The bootstrap knows of the skewness and not of how few the samples are, Student t the other way round, and the
     interval holds both: of ten normal samples the first alone covers 89 % of the time and not 95.
 
+    No interval of a mean is honest for every law (Bahadur and Savage 1956): a few samples have not seen the long tail.
+    Of 95 % it needs about 5 g^2 samples of skewness g to cover 94: with g = 2 (exponential) it covers 86 to 92 % of 2
+    to 10 samples and 94 of 20; with g = 4.3 71 to 82 % of 2 to 10, 91 of 30 and 95 of 100; with g = 8.8 78 % of 30 and
+    94 of 300 (600 draws each).
+
     Example:
         >>> e = bootstrapped("loss", torch.tensor([0.0, 0.0, 0.0, 4.0]))
         >>> e.value, [round(end, 2) for end in e.interval()]
