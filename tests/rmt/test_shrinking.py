@@ -121,6 +121,17 @@ def test_the_batches_count_as_well_as_the_probes():
     assert all_three.stderr == pytest.approx(math.sqrt(both.stderr**2 + beyond / 81), rel=1e-4)  # d delta / d m2 = -1/9
 
 
+def test_two_batches_have_no_error_of_their_noise_nor_has_what_follows_from_it():
+    g = torch.Generator().manual_seed(0)
+    data = torch.randn(64, 3, generator=g), torch.randint(4, (64,), generator=g)
+    noise = ritz.curvature_noise(ritz.Risk(nn.Linear(3, 4), nn.CrossEntropyLoss(), data), 2, 32)
+    assert math.isnan(noise.stderr)
+    found = rmt.shrinkage(noise)
+    assert found.error.interval() == found.damping.interval() == (0.0, math.inf)
+    assert found.beta.interval() == (0.0, 1.0)
+    assert found.target.interval()[1] < math.inf  # it is the mean curvature, whose error is known
+
+
 def test_shrinkage_is_saved_and_loaded_equal(tmp_path):
     found = rmt.shrinkage(1.0, mean=1.0, second=4.0)
     assert ritz.load(found.save(tmp_path / "shrinkage")) == found
