@@ -11,7 +11,8 @@ from .gap import bootstrapped
 
 MISS = 0.05  # how often a verdict may be wrong
 # what a search may have missed of the maximum, in parts of it. Of 468 searches of balls around networks of 51 or 62
-# weights, most of them trained, 6 missed more of what 20 steps from each of 32 starts find, and of 90 of boxes 1
+# weights, most of them trained, 6 missed more of what 20 steps from each of 32 starts find, and of 90 of boxes 1;
+# those of two logits of norm 1, a loss without slopes, are left out
 SHORT = 0.2
 ROUND_OFF = 1e-6  # values that differ by less than this, relative to their size, are called equal
 _RESAMPLED = 2**12  # items; the mean of more is covered as often by Student t alone, at no cost

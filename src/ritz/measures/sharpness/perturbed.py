@@ -243,7 +243,9 @@ def logit_normalised(risk: Risk) -> Risk:
     """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023).
 
     Any measure can be taken of it; none then changes when the outputs are scaled or shifted. It is another loss, whose
-    values are not those of the network: logits of norm 1 are far from confident. Logits that are all equal stay 0.
+    values are not those of the network: logits of norm 1 are far from confident. Logits that are all equal stay 0. Two
+    logits become 1 / sqrt(2) and its negative, whatever they were: that loss has steps and no slope, and a search by
+    gradients finds a part of its rise at best.
 
     Raises:
         UnsupportedError: If the loss is not cross-entropy, or if there is only one class.
