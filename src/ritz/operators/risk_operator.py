@@ -138,12 +138,17 @@ class RiskOperator(Operator):
         return image
 
     def _tell_of_nothing(self) -> None:
-        """A first product is zero: warn where the gradient is too, as of outputs that were detached by accident."""
-        if not bool(self.risk.gradient().any()):
+        """A first product is zero: warn where the loss does not depend on the parameters, as by accident."""
+        batch = next(iter(self.risk.batches), None)
+        if batch is None or self.risk.sharded:
+            return
+        leaves = {name: p.detach().requires_grad_() for name, p in self.risk.params().items()}
+        with self.risk.session(), torch.enable_grad():
+            total = self.risk.total(leaves, batch)
+        if not total.requires_grad:
             warnings.warn(
-                f"a product with the {self.matrix} is zero, and so is the gradient: no chosen parameter moves the "
-                "loss; look for outputs that are detached, layers of params= that are not used, or samples that are "
-                "fitted to the last digit",
+                f"the {self.matrix} is zero, for no chosen parameter moves the loss; look for outputs that are "
+                "detached, or layers of params= that are not used",
                 NumericalWarning,
                 stacklevel=2,
             )
