@@ -102,7 +102,7 @@ class Risk:
         if mode not in ("eval", "train"):
             raise ValueError(f"mode must be 'eval' or 'train', got {mode!r}")
         self.model = unwrapped(model)
-        self.names, self.restricted = chosen(self.model, params), False  # to some of the names chosen here
+        self.names = chosen(self.model, params)
         first = dict(self.model.named_parameters())[self.names[0]]
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
@@ -298,7 +298,7 @@ class Risk:
     def restrict(self, params: str | Sequence[str]) -> "Risk":
         """The same risk as a function of some of its parameters; the others are held."""
         part = self._copy()
-        part.names, part.restricted = tuple(select(self.names, params, first_names(self.model))), True
+        part.names = tuple(select(self.names, params, first_names(self.model)))
         return part
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Risk":

@@ -268,7 +268,7 @@ def test_an_opaque_loss_has_curvature_and_no_margins():
 
 def test_one_class_and_one_sample_get_a_clear_answer():
     one_class = ritz.Risk(nn.Linear(4, 1), nn.CrossEntropyLoss(), (data()[0], torch.zeros(30, dtype=torch.long)))
-    m = ritz.measure(one_class)  # a curvature of nought is no accident here, and there is no warning
+    m = ritz.measure(one_class)
     assert "one class" in m.failures["margin_median"]
     assert m["trace"].value == 0
     one_sample = ritz.measure(ritz.Risk(network(), nn.CrossEntropyLoss(), data(1)), test=data(1))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ritz
-from ritz.errors import NonFiniteError, NumericalWarning
+from ritz.errors import NonFiniteError
 from ritz.operators import DenseOperator, Operator
 from ritz.operators.risk_operator import rows_at_once
 
@@ -244,18 +244,3 @@ def test_what_was_recorded_is_let_go_of_before_fewer_vectors_are_taken(room):
     torch.testing.assert_close(Hungry(risk) @ V, truth)
     assert set(seen) == {room}
     assert len(risk.shortcuts.recordings) == 0
-
-
-def test_a_loss_that_no_chosen_parameter_moves_is_told_of_and_a_block_that_is_not_used_is_not():
-    class Detached(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x).detach()
-
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Detached(2, 2), torch.nn.Linear(2, 1))
-    data = torch.eye(2), torch.ones(2, 1)
-    known = ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), data))
-    assert not known.block("0.*").dense().any()
-    detached = ritz.Hessian(ritz.Risk(model, torch.nn.MSELoss(), data, params=["0.*", "1.*"]))
-    with pytest.warns(NumericalWarning, match="the Hessian is zero, for no chosen parameter moves"):
-        assert not detached.dense().any()
-    assert not detached.dense().any()  # told once

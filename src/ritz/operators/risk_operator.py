@@ -6,7 +6,6 @@ chunks that share a forward pass, batches in pieces that fit, products that are 
 
 import logging
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import Tensor
 from .. import compilation
 from ..batches import Batch, only_tensors, skeleton, tensors_of
 from ..compilation import Compiled, Prospect
-from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
+from ..errors import NonFiniteError, UnsupportedError
 from ..held import Results
 from ..memory import free_memory, is_shortage, make_room
 from ..reducers import Mean, wide
@@ -131,27 +130,9 @@ class RiskOperator(Operator):
         image = self._walked(rows)
         if timed:
             self._each = min(self._each, (compilation.clock(self.device) - start) / len(rows))
-        if not self._walks and not self.risk.restricted and self.world.all(not bool(image.any())):
-            self._tell_of_nothing()
         self._walks, self._taken = self._walks + 1, self._taken + len(rows)
         self._expected = max(0, self._expected - len(rows))
         return image
-
-    def _tell_of_nothing(self) -> None:
-        """A first product is zero: warn where the loss does not depend on the parameters, as by accident."""
-        batch = next(iter(self.risk.batches), None)
-        if batch is None or self.risk.sharded:
-            return
-        leaves = {name: p.detach().requires_grad_() for name, p in self.risk.params().items()}
-        with self.risk.session(), torch.enable_grad():
-            total = self.risk.total(leaves, batch)
-        if not total.requires_grad:
-            warnings.warn(
-                f"the {self.matrix} is zero, for no chosen parameter moves the loss; look for outputs that are "
-                "detached, or layers of params= that are not used",
-                NumericalWarning,
-                stacklevel=2,
-            )
 
     def _walked(self, rows: Tensor) -> Tensor:
         """One walk over the data, or several where the images of all rows and of one batch would not fit together."""
