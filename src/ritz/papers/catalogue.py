@@ -70,7 +70,8 @@ CATALOGUE: tuple[Shown, ...] = (
         ("S4.2", "section 4.2", "the log-determinant from a sub-sample", "subsampling", ""),
         ("B2", "table 7", "a trace penalty on WideResNet-28-10, CIFAR-100", "penalty", ""),
         ("B3", "table 8", "a trace penalty on WideResNet-28-10, ImageNet-32", "", NO_IMAGENET),
-        ("S6", "section 6", "Tr H in the place of Tr G as the penalty; grids of rate, decay and eta", "", NO_TIME),
+        ("S6", "section 6", "Tr H in the place of Tr G as the penalty, and grids of decay and eta, here of the MLP",
+         "penalty-grid", ""),
     ),
     *_rows(
         "margins",

@@ -26,6 +26,8 @@ from . import (
     mnist_mlp_figure,
     noise_spectrum,
     noise_spectrum_claims,
+    penalty_grid,
+    penalty_grid_claims,
     softmax,
     stability,
     stability_claims,
@@ -160,6 +162,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "pac-bayes", "penalty", "does a trace penalty help?", "seed 002, tables 7 and 8", trace_penalty.run,
         cifar_spectra_figure.figure, trace_penalty.claims,
+    ),
+    Experiment(
+        "pac-bayes", "penalty-grid", "a grid of trace penalties, Tr H and Tr G, on the MLP in place of WideResNet",
+        "seed 002, section 6", penalty_grid.run, penalty_grid_claims.figure, penalty_grid_claims.claims,
+        "10 epochs for 50 and 4 seeds for 8",
     ),
     Experiment(
         "pac-bayes", "subsampling", "moments and log-determinants of sub-samples", "seed 002, figure 2 and section 4.2",
