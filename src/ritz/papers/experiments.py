@@ -166,7 +166,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "pac-bayes", "penalty-grid", "a grid of trace penalties, Tr H and Tr G, on the MLP in place of WideResNet",
         "seed 002, section 6", penalty_grid.run, penalty_grid_claims.figure, penalty_grid_claims.claims,
-        "10 epochs for 50 and 4 seeds for 8",
+        "20 epochs for 50 and 5 seeds for 8",
     ),
     Experiment(
         "pac-bayes", "subsampling", "moments and log-determinants of sub-samples", "seed 002, figure 2 and section 4.2",

@@ -100,10 +100,11 @@ def train_penalised(
         rates = torch.full_like(decays, mnist_mlp.learning_rate(epoch, epochs))
         order = torch.stack([mnist_mlp.batch_order(len(X), seed, epoch, X.device) for seed in seeds])
         for rows in order.split(batch_size, dim=1):
-            grads = mnist_mlp.gradients(weights, X[rows], y[rows])
+            images, labels = X[rows], y[rows]
+            grads = mnist_mlp.gradients(weights, images, labels)
             if eta:
-                labels = y[rows].T[:, :, None].expand(-1, -1, len(weight_decays))
-                term = networks * penalty(model, X[rows.T], labels)  # a mean over networks too
+                each = labels.T[:, :, None].expand(-1, -1, len(weight_decays))
+                term = networks * penalty(model, images.transpose(0, 1), each)  # a mean over networks too
                 own = torch.autograd.grad(term, list(model.parameters()))
                 grads = {name: grads[name] + extra for name, extra in zip(weights, own, strict=True)}
             mnist_mlp.update(weights, velocity, grads, rates, decays, 0.9)
@@ -117,7 +118,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, val, test = mnist_mlp.load_mnist(setting.data, setting.device)
     most = setting.pick(64, len(train[0]), len(train[0]))
     parts = {name: (X[:most], y[:most]) for name, (X, y) in {"train": train, "val": val, "test": test}.items()}
-    epochs, seeds = setting.pick(1, 10, 50), range(setting.num_seeds(2, 4, 8))
+    epochs, seeds = setting.pick(1, 20, 50), range(setting.num_seeds(2, 5, 8))
     rows: Rows = []
     for eta, form in ARMS:
         about = {"eta": eta, "form": form}

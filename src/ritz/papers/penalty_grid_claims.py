@@ -35,7 +35,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         >>> rows = [
         ...     {"kind": "network", "form": "ggn", "eta": eta, "weight_decay": 0.0, "seed": seed,
         ...      "trace": 9 - 900 * eta, "images": 55_000, "epochs": 50, "train_accuracy": 99.0,
-        ...      "train_loss": 0.1, "val_loss": 0.3, "test_loss": 0.3, "val_accuracy": 95 + 100 * eta, "test_accuracy": 95 + seed - 100 * eta}
+        ...      "train_loss": 0.1, "val_loss": 0.3, "test_loss": 0.3, "val_accuracy": 95 + 100 * eta,
+        ...      "test_accuracy": 95 + seed - 100 * eta}
         ...     for seed in (0, 1) for eta in (0.0, 1e-4, 1e-3)
         ... ]
         >>> found = claims(rows)
