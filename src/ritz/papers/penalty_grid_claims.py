@@ -54,9 +54,9 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _with_gaps(row: Row) -> dict[str, Any]:
-    """Gaps of error, in percentage points, and of loss, from training to test images."""
-    error = row["train_accuracy"] - row["test_accuracy"]
-    return {**row, "gap_error": error, "gap_loss": row["test_loss"] - row["train_loss"]}
+    """With the test error, and gaps of error, in percentage points, and of loss, from training to test images."""
+    gaps = {"gap_error": row["train_accuracy"] - row["test_accuracy"], "gap_loss": row["test_loss"] - row["train_loss"]}
+    return {**row, "test_error": 100 - row["test_accuracy"], **gaps}
 
 
 def by_seed(rows: Sequence[Row], key: str, **about: Any) -> dict[int, float]:
@@ -121,8 +121,7 @@ def _gains(rows: Sequence[Row], decay: float) -> list[Claim]:
 
 def _ranks(rows: Sequence[Row], key: str) -> float:
     """The rank correlation of the trace and another number over the grid of one seed."""
-    other = [100 - row["test_accuracy"] if key == "test_error" else row[key] for row in rows]
-    pair = [torch.tensor(values, dtype=torch.float64) for values in ([row["trace"] for row in rows], other)]
+    pair = [torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("trace", key)]
     return float(spearman(*pair, resamples=1).value)
 
 
@@ -196,7 +195,7 @@ def _largest(rows: Sequence[Row], key: str) -> float:
 
 
 def figure(rows: Rows) -> "Figure":
-    """Test accuracy, gap and trace against eta: means over seeds, every seed a dot; the ring is the chosen eta."""
+    """Test error, gap and trace against eta: means over seeds, every seed a dot; the ring is the chosen eta."""
     from matplotlib.figure import Figure
 
     networks = [_with_gaps(row) for row in rows if row["kind"] == "network"]
@@ -205,7 +204,7 @@ def figure(rows: Rows) -> "Figure":
     least = min(eta for eta in etas if eta) / 10  # where 0 is drawn
     picture = Figure(figsize=(11, 3.6), layout="constrained", facecolor="white")
     panels = {
-        "test_accuracy": "test accuracy, %", "gap_error": "gap of test and training error, points",
+        "test_error": "test error, %", "gap_error": "gap of test and training error, points",
         "trace": "Tr H on training images",
     }  # fmt: skip
     for ax, (key, label) in zip(picture.subplots(1, 3), panels.items(), strict=True):
@@ -222,10 +221,11 @@ def figure(rows: Rows) -> "Figure":
         others = [row for row in networks if row["form"] == "hessian"]
         ax.plot([row["eta"] for row in others], [row[key] for row in others], "kx", ms=4, label="trained on Tr H")
         ax.set(xscale="log", xlabel="η", ylabel=label)
-        ax.set_xticks([least, *etas[1:]], ["0", *(f"{eta:g}" for eta in etas[1:])], fontsize=7)
+        ax.set_xticks([least, *etas[1:]], ["0", *(f"{eta:g}" for eta in etas[1:])], fontsize=7, rotation=45)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-    picture.axes[2].set_yscale("log")
+    for ax in (picture.axes[0], picture.axes[2]):
+        ax.set_yscale("log")
     picture.axes[0].legend(frameon=False, fontsize=8)
     picture.suptitle("dots: every seed, lines: means, ring: η chosen on held-out images", fontsize=9)
     return picture

@@ -4,7 +4,7 @@
 
 A network of Linear layers with ReLU between them is affine in every single weight, almost everywhere: D^2 f_c has no
 diagonal, so that every diagonal entry of H is that of G, Tr H = Tr G, and their gradients are the same too. What one
-random vector says of the two differs all the same: its estimate of Tr G is a square, that of Tr H has both signs.
+random vector says of the two differs all the same: its estimate of Tr G is a square, that of Tr H may be negative.
 With a smooth activation, or with BatchNorm by the statistics of the batch, D^2 f_c has a diagonal.
 
 Diagonals are made here without any of the package's own products, in double precision: H by the derivatives of its
