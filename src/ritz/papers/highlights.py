@@ -90,6 +90,14 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight("pac-bayes/penalty", "And does it narrow the gap?", "gap in error to the test set, with the penalty"),
     Highlight(
+        "pac-bayes/penalty-grid", "Does it help the MLP on MNIST, at the best of five etas by held-out images?",
+        "test accuracy, eta",
+    ),
+    Highlight(
+        "pac-bayes/penalty-grid", "Are Tr H and Tr G the same number, where ReLU is all that is not linear?",
+        "Tr H is Tr G, the ReLU network",
+    ),
+    Highlight(
         "pac-bayes/subsampling", "Can a log-determinant be had from a sub-sample, once it is extrapolated?",
         "corrected by 1 / (B + b): mean |error| after over before, at most half, d = 0.0001 lambda_1, sub-samples of "
         "256",
@@ -137,6 +145,14 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     Highlight(
         "damping/figure12-dropout", "And where neither of them has dropout at any step?",
         "KFAC 0.001, learned from 0.03, no dropout, not even before the first refresh beats flat damping at its start",
+    ),
+    Highlight(
+        "damping/rules", "Is Levenberg and Marquardt's damping unstable, on a small network?",
+        "Levenberg-Marquardt's damping does not give stable training",
+    ),
+    Highlight(
+        "damping/rules", "Is the noise from 79 batches that from all of them?",
+        "79 batches give the noise that all batches give",
     ),
     Highlight(
         "damping/noise", "Does the noise of a batch Hessian follow a semicircle?",
