@@ -74,8 +74,8 @@ def as_found(estimate: Estimate) -> Estimate:
     """The result of a search, which bounds a maximum from below, as what that search found and what it may have missed.
 
     A search cannot know what it missed. It is taken to be at most a fifth of the maximum, which was seen to hold in 498
-    of 504 searches and not in all: the worst had found 19 % of it (benchmarks/searches.py). Of the mean over batches of one step each nothing is
-    missed: the step is what it is.
+    of 504 searches and not in all: the worst had found 19 % of it (benchmarks/searches.py). Of the mean over batches of
+    one step each nothing is missed: the step is what it is.
 
     Example:
         >>> as_found(Estimate(name="worst case", value=2.0, bracket=(2.0, math.inf))).interval()
