@@ -41,7 +41,7 @@ class SampleGradients(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
+class Plain:
     """Gradients that are there as they are."""
 
     each: Tensor  # (size, r, *shape)
@@ -193,7 +193,7 @@ def _linear(capture: Capture, size: int) -> Gradients:
     rows = g.permute(1, 0, 3, 2)[:, None]  # (B, 1, r, out, T)
     found: Gradients = {"weight": Outer(lambda: [(rows, a.mT[:, None])], linear.weight.shape)}
     if "bias" in capture.params:
-        found["bias"] = Whole(g.sum(2).transpose(0, 1))
+        found["bias"] = Plain(g.sum(2).transpose(0, 1))
     return found
 
 
@@ -206,7 +206,7 @@ def _conv(capture: Capture, size: int) -> Gradients:
     g = _by_sample(capture.grad.flatten(3).transpose(0, 1), size).permute(0, 2, 1, 3, 4)
     found: Gradients = {}
     if "bias" in capture.params:
-        found["bias"] = Whole(g.sum((2, 4)))
+        found["bias"] = Plain(g.sum((2, 4)))
     if "weight" in capture.params:
         rows = g.transpose(2, 3).flatten(3)  # (B, r, out, k T)
         x = _by_sample(padded(conv, capture.input.detach()), size)
@@ -253,9 +253,9 @@ def _affine(normalised: Tensor, capture: Capture, size: int, keep: tuple[int, ..
     """y = weight * normalised + bias, the parameters along dimensions `keep` of the input and shared over the rest."""
     share = [dim + 1 for dim in range(1, normalised.ndim) if dim not in keep]
 
-    def over_places(x: Tensor) -> Whole:  # (r, B k, ...) -> (B, r, ...)
+    def over_places(x: Tensor) -> Plain:  # (r, B k, ...) -> (B, r, ...)
         x = x.sum(share) if share else x
-        return Whole(_by_sample(x, size, dim=1).sum(2).transpose(0, 1))
+        return Plain(_by_sample(x, size, dim=1).sum(2).transpose(0, 1))
 
     found: Gradients = {"bias": over_places(capture.grad)} if "bias" in capture.params else {}
     if "weight" in capture.params:
