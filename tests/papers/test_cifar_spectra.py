@@ -86,15 +86,20 @@ def test_at_paper_budget_the_networks_are_the_published_ones(network, count):
     assert study.is_published(network, PAPER)
 
 
-@pytest.mark.parametrize(("network", "count"), [("preresnet", 1_726_388), ("wideresnet", 36_546_980)])
-def test_one_of_each_is_the_published_one_at_short_budget_too_and_its_schedule_shrinks_with_the_epochs(network, count):
+@pytest.mark.parametrize(
+    ("network", "count", "rates"),
+    [("preresnet", 1_726_388, [1.0, 0.505]), ("wideresnet", 36_546_980, [1.0, 1.0, 1.0, 0.38125])],
+)
+def test_one_of_each_is_the_published_one_at_short_budget_too_and_its_schedule_shrinks_with_the_epochs(
+    network, count, rates
+):
     short = Setting("short")
     with torch.device("meta"):
         model = study.model_of(f"{network}-published", short)()
     assert sum(p.numel() for p in model.parameters()) == count
     made = study.sgd_recipe(f"{network}-published", short, 0, 5e-4)
-    assert (made.epochs, made.batch_size) == (4, 128)
-    assert [round(made.schedule(made.epochs)(t), 6) for t in range(4)] == [1.0, 1.0, 1.0, 0.38125]
+    assert (made.epochs, made.batch_size) == (len(rates), 128)
+    assert [round(made.schedule(made.epochs)(t), 6) for t in range(made.epochs)] == rates
 
 
 @pytest.mark.parametrize("network", ["preresnet", "preresnet-published", "wideresnet", "wideresnet-published"])
@@ -127,6 +132,7 @@ def test_arms_of_a_seed_begin_at_the_same_weights():
     assert not torch.equal(other["conv1.weight"], starts[0]["conv1.weight"])
 
 
+@pytest.mark.filterwarnings("ignore:products in float32 are off")  # after a few steps from a random start
 def test_weight_decays_run_at_smoke_budget_and_both_papers_share_the_runs(noise, tmp_path):
     setting, seen = Setting("smoke", runs=tmp_path), []
     rows, claims = study.run_decays("allcnn", setting, lambda *args: seen.append(args))
