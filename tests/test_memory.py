@@ -28,16 +28,17 @@ def group(folder: str, limit: str, used: int, cache: int, version: int = 2) -> d
 SYSTEMS = {
     "no control groups": ({}, []),
     "no limit": ({"proc/self/cgroup": "0::/job\n", **group("sys/fs/cgroup/job", "max", 5, 2)}, []),
-    "a limit": ({"proc/self/cgroup": "0::/job\n", **group("sys/fs/cgroup/job", "100", 70, 20)}, [50.0]),
+    "a limit": ({"proc/self/cgroup": "0::/job\n", **group("sys/fs/cgroup/job", "100", 70, 20)}, [(100.0, 50.0)]),
     "one of the group around": (
         {"proc/self/cgroup": "0::/job/step\n", **group("sys/fs/cgroup/job", "100", 70, 20),
-         **group("sys/fs/cgroup/job/step", "90", 10, 0)}, [80.0, 50.0]),
+         **group("sys/fs/cgroup/job/step", "90", 10, 0)}, [(90.0, 80.0), (100.0, 50.0)]),
     "a container that sees its own group alone": (
-        {"proc/self/cgroup": "0::/../host/4711\n", **group("sys/fs/cgroup", "100", 99, 0)}, [1.0]),
+        {"proc/self/cgroup": "0::/../host/4711\n", **group("sys/fs/cgroup", "100", 99, 0)}, [(100.0, 1.0)]),
     "version 1": (
         {"proc/self/cgroup": "5:cpu:/job\n4:memory:/job\n0::/\n",
-         **group("sys/fs/cgroup/memory/job", "100", 70, 20, version=1)}, [50.0]),
-    "more taken than allowed": ({"proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "100", 120, 0)}, [0.0]),
+         **group("sys/fs/cgroup/memory/job", "100", 70, 20, version=1)}, [(100.0, 50.0)]),
+    "more taken than allowed": (
+        {"proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "100", 120, 0)}, [(100.0, 0.0)]),
     "a file that is not read": ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "what\n"}, []),
 }  # fmt: skip
 
@@ -49,13 +50,19 @@ def test_control_groups_leave_what_they_leave(name, tmp_path):
 
 
 def test_the_least_of_machine_and_groups_is_free(monkeypatch):
-    monkeypatch.setattr(memory, "_system_memory", lambda: 64.0 * GIB)
-    monkeypatch.setattr(memory, "_group_memory", lambda: iter([8.0 * GIB, 16.0 * GIB]))
-    assert memory.free_memory(torch.device("cpu")) == 8 * GIB
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(memory, "_system_memory", lambda: iter([(80.0 * GIB, 64.0 * GIB)]))
+    monkeypatch.setattr(memory, "_group_memory", lambda: iter([(20.0 * GIB, 8.0 * GIB), (18.0 * GIB, 16.0 * GIB)]))
+    assert (memory.whole_memory(cpu), memory.free_memory(cpu)) == (18 * GIB, 8 * GIB)
     monkeypatch.setattr(memory, "_group_memory", lambda: iter([]))
-    assert memory.free_memory(torch.device("cpu")) == 64 * GIB
-    monkeypatch.setattr(memory, "_system_memory", lambda: None)
-    assert memory.free_memory(torch.device("cpu")) is None
+    assert (memory.whole_memory(cpu), memory.free_memory(cpu)) == (80 * GIB, 64 * GIB)
+    monkeypatch.setattr(memory, "_system_memory", lambda: iter([]))
+    assert (memory.whole_memory(cpu), memory.free_memory(cpu)) == (float("inf"), None)
+
+
+def test_the_memory_of_this_machine_is_read():
+    cpu = torch.device("cpu")
+    assert 0 < memory.free_memory(cpu) <= memory.whole_memory(cpu) < 2**50
 
 
 @pytest.mark.parametrize(("share", "free"), [(1.0, 62), (0.5, 22), (0.25, 2), (0.2, 2)])

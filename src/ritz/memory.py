@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import mmap
 import os
 from collections import deque
@@ -79,27 +80,37 @@ def free_memory(device: torch.device) -> float | None:
         free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
         most = max(0.0, min(free, whole_memory(device) - held))
         return float(most + held - torch.cuda.memory_allocated(device))
-    known = [x for x in (_system_memory(), *_group_memory()) if x is not None]
+    known = [left for _, left in _host_memory()]
     return min(known) if known else None
 
 
 def whole_memory(device: torch.device) -> float:
-    """Bytes of a GPU that this process may take in all."""
+    """Bytes of a device that this process may take in all; infinite where the system does not tell.
+
+    Example:
+        >>> whole_memory(torch.device("cpu")) >= free_memory(torch.device("cpu"))
+        True
+    """
+    if device.type != "cuda":
+        return min((most for most, _ in _host_memory()), default=math.inf)
     share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # not in torch 2.6
     return float(share * torch.cuda.mem_get_info(device)[1])
 
 
-def _system_memory() -> float | None:
-    try:
-        with open("/proc/meminfo", encoding="utf8") as file:  # the cache of files counts as free there
-            lines = (line.split() for line in file)
-            return 1024.0 * next(float(words[1]) for words in lines if words[0] == "MemAvailable:")
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return None
+def _host_memory() -> list[tuple[float, float]]:
+    """What the machine has and what is free of it, and the same of each control group with a limit."""
+    return [*_system_memory(), *_group_memory()]
+
+
+def _system_memory() -> Iterator[tuple[float, float]]:
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
+        kibibytes = {words[0]: float(words[1]) for words in map(str.split, lines)}
+        yield 1024 * kibibytes["MemTotal:"], 1024 * kibibytes["MemAvailable:"]  # the cache of files counts as free
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        page = float(os.sysconf("SC_PAGE_SIZE"))
+        yield page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
 
 
 # Files of a control group, version 2 and 1: the limit, what is taken, and which line of memory.stat is cache of files.
@@ -109,8 +120,8 @@ _GROUP_FILES = (
 )
 
 
-def _group_memory(root: Path = Path("/")) -> Iterator[float]:
-    """What is left to each of the control groups around this process that have a limit."""
+def _group_memory(root: Path = Path("/")) -> Iterator[tuple[float, float]]:
+    """The limit, and what is left, of each of the control groups around this process that have one."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -129,7 +140,7 @@ def _group_memory(root: Path = Path("/")) -> Iterator[float]:
                 break
 
 
-def _left(folder: Path, limit: str, taken: str, cache: str) -> float:
+def _left(folder: Path, limit: str, taken: str, cache: str) -> tuple[float, float]:
     most, used = (float((folder / name).read_text()) for name in (limit, taken))
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    return max(0.0, most - used + float(stat[cache]))
+    return most, max(0.0, most - used + float(stat[cache]))

@@ -437,15 +437,6 @@ def test_a_batch_that_may_not_be_cut_is_not(monkeypatch):
         assert cases.relative(ritz.GGN(risk) @ columns(risk.dim), truth @ columns(risk.dim)) < SAME
 
 
-def test_the_cut_goes_by_the_largest_activation_and_the_number_of_vectors():
-    model = nn.Sequential(nn.Linear(2, 1000), nn.ReLU(), nn.Linear(1000, 3))
-    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(4096, 2), torch.zeros(4096).long()), batch_size=4096)
-    (batch,) = risk.batches
-    with risk.session():
-        found = [footprint.fitting_piece(risk, risk.params(), batch, k) for k in (1, 8, 64)]
-    assert found == [(1 << 24) // (8000 * k) for k in (1, 8, 64)]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "matrix"), [("conv", "Hessian"), ("residual", "GGN"), ("attention", "Hessian")])
 def test_on_a_gpu_compiled_products_are_right_in_float64_and_as_near_as_others_in_tf32(name, matrix):

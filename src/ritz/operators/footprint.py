@@ -1,13 +1,17 @@
-"""How many samples a CPU takes at once: as many as have small intermediate results.
+"""How much a CPU takes at once: samples whose intermediate results stay small, vectors that have room in memory.
 
 K vectors at a time are K tangents of every activation. Blocks of memory over some 32 MiB are asked of the system anew
 each time and given back after, and a page that is new costs more than the arithmetic on it: on a small convolutional
-network at batch 128, K = 8, pieces of 32 samples took 0.5 to 0.65 of the time of the whole batch (docs/speed.md).
+network at batch 128, K = 8, pieces of 32 samples took 0.5 to 0.65 of the time of the whole batch (docs/speed.md). And
+where a GPU has an error for want of memory, after which vectors are taken fewer at a time, a system without memory ends
+the process: what a product needs is counted before.
 """
 
+import math
 import weakref
 from collections.abc import Hashable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +19,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..batches import Batch, tensors_of
+from ..memory import whole_memory
 from ..risk import Params, Risk
 
 LARGEST = 1 << 24  # bytes of one intermediate result, tangents counted in
+SHARE = 0.5  # part of the machine's memory that a product may take
+OWN, EACH = 3.0, 1.5  # times what a forward pass computes: held by a product, and for each of its vectors
 _LOOKED_AT = 2  # samples; a model may treat a single one in a way of its own
 
-_known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, int]]" = weakref.WeakKeyDictionary()
+
+class Footprint(NamedTuple):
+    """Bytes of what a forward pass computes, for each sample: the largest result, and all of them."""
+
+    largest: int
+    total: int
+
+
+_known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Footprint]]" = weakref.WeakKeyDictionary()
 
 
 def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> int:
@@ -37,26 +52,63 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     """
     if batch.size <= _LOOKED_AT:
         return batch.size
+    seen = footprint(risk, params, batch)
+    return max(1, min(batch.size, LARGEST // max(1, seen.largest * num_vectors)))
+
+
+def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
+    """The most vectors, of `most`, for whose product with one sample there is room, or with a batch that stays whole.
+
+    At least one. The whole memory counts, not what is free, so that two runs on one machine are alike. To be called
+    inside `session`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1 << 16), torch.nn.Linear(1 << 16, 1))
+        >>> risk = Risk(model, torch.nn.MSELoss(), (torch.zeros(64, 1), torch.zeros(64, 1)), mode="train")
+        >>> with risk.session():
+        ...     fitting_chunk(risk, risk.params(), next(iter(risk.batches)), 8)
+        8
+    """
+    if most == 1:
+        return 1
+    at_once = (risk.plan.micro_batch or 1) if risk.splittable else batch.size
+    needed = min(at_once, batch.size) * footprint(risk, params, batch).total
+    return max(1, min(most, int((room() / max(1, needed) - OWN) / EACH)))
+
+
+@cache  # a look into files of the system, for every product of a batch
+def room() -> float:
+    """Bytes of the host's memory that a product may take.
+
+    Example:
+        >>> room() > 0
+        True
+    """
+    return min(SHARE * whole_memory(torch.device("cpu")), 2.0**60)
+
+
+def footprint(risk: Risk, params: Params, batch: Batch) -> Footprint:
+    """Looked at once for a model and a kind of batch: on two samples, or on a batch that stays whole."""
     known = _known.setdefault(risk.model, {})
-    key = (risk.dtype, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
+    looked = batch.head(_LOOKED_AT) if risk.splittable and batch.size > _LOOKED_AT else batch
+    key = (risk.dtype, risk.mode, looked.size, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
     if key not in known:
-        with _Largest() as seen, torch.no_grad():
-            risk.output(params, batch.head(_LOOKED_AT))
-        known[key] = -(-seen.size // _LOOKED_AT)
-    return max(1, min(batch.size, LARGEST // max(1, known[key] * num_vectors)))
+        with _Sizes() as seen, torch.no_grad():
+            (risk.total if risk.opaque else risk.output)(params, looked)
+        known[key] = Footprint(*(math.ceil(size / max(1, looked.size)) for size in (seen.largest, seen.total)))
+    return known[key]
 
 
-class _Largest(TorchDispatchMode):
-    """Notes the size in bytes of the largest new tensor."""
+class _Sizes(TorchDispatchMode):
+    """Notes the bytes of new tensors: of the largest and of all."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.size = 0
+        self.largest = self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view:  # as the transpose of a weight
-            for x in tree_leaves(out):
-                if isinstance(x, Tensor):
-                    self.size = max(self.size, x.numel() * x.element_size())
+            sizes = [x.numel() * x.element_size() for x in tree_leaves(out) if isinstance(x, Tensor)]
+            self.largest, self.total = max([self.largest, *sizes]), self.total + sum(sizes)
         return out

@@ -101,7 +101,8 @@ class Hessian(RiskOperator):
         found = [self.risk.routes[names]] if names in self.risk.routes else []
 
         def look(params: Params, piece: Batch) -> tuple[Tensor, Tensor]:
-            found.extend([] if found else [self._choose(params, piece, rows[: self._chunk])])
+            some = rows[: self._at_once(params, piece, rows)]
+            found.extend([] if found else [self._choose(params, piece, some)])
             return rows[:1], rows.new_ones(())
 
         if world.any(not found):

@@ -24,7 +24,7 @@ from ..risk import Params, Risk
 from ..sameness import layout_of
 from ..switches import multiplies_in_tf32, switches
 from .base import Operator
-from .footprint import fitting_piece
+from .footprint import fitting_chunk, fitting_piece
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class RiskOperator(Operator):
         that the risk takes the batch in pieces.
         """
         while True:
-            chunk = min(self._chunk, len(rows))
+            chunk = self._at_once(params, batch, rows)
             try:
                 parts = [self._pieces(params, batch, part) for part in rows.split(chunk)]
                 return parts[0] if len(parts) == 1 else (torch.cat([image for image, _ in parts]), parts[0][1])
@@ -198,6 +198,12 @@ class RiskOperator(Operator):
                 self._chunk = chunk // 2
                 log.warning("out of memory: vectors are now taken %d at a time", self._chunk)
             make_room(self.device)
+
+    def _at_once(self, params: Params, batch: Batch, rows: Tensor) -> int:
+        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as there is room for."""
+        most = min(self._chunk, len(rows))
+        counted = self.device.type == "cpu" and not self.risk.sharded
+        return fitting_chunk(self.risk, params, batch, most) if counted else most
 
     def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""

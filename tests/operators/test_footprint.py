@@ -1,0 +1,103 @@
+"""A CPU takes as many samples and vectors at once as it holds well: what a product needs is counted, not tried."""
+
+import cases
+import pytest
+import torch
+from torch import nn
+
+import ritz
+from ritz.doctor.costs import LiveBytes
+from ritz.operators import footprint
+
+MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN}
+
+
+def taken(num_vectors: int) -> float:
+    """What is counted for a product, in forward passes."""
+    return footprint.OWN + footprint.EACH * num_vectors
+
+
+def test_the_cut_goes_by_the_largest_activation_and_the_number_of_vectors():
+    model = nn.Sequential(nn.Linear(2, 1000), nn.ReLU(), nn.Linear(1000, 3))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(4096, 2), torch.zeros(4096).long()), batch_size=4096)
+    (batch,) = risk.batches
+    with risk.session():
+        found = [footprint.fitting_piece(risk, risk.params(), batch, k) for k in (1, 8, 64)]
+    assert found == [(1 << 24) // (8000 * k) for k in (1, 8, 64)]
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The vectors and samples of each product, as they come."""
+    seen: list[tuple[int, int]] = []
+    for kind in MATRICES.values():
+        plain = kind._product
+
+        def noted(self, params, batch, rows, plain=plain):
+            seen.append((len(rows), batch.size))
+            return plain(self, params, batch, rows)
+
+        monkeypatch.setattr(kind, "_product", noted)
+    return seen
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_a_batch_that_stays_whole_is_multiplied_with_as_many_vectors_as_there_is_room_for(matrix, chunks, monkeypatch):
+    """Batches of 5, 4 and 2 by their own statistics: the room is for three vectors of the largest."""
+    risk = cases.problem("residual_train").risk(mode="train")
+    A = MATRICES[matrix](risk)
+    V = A.probes(range(7), seed=0).T
+    with risk.session():
+        sizes = {b.size: b.size * footprint.footprint(risk, risk.params(), b).total for b in risk.batches}
+    room = taken(3) * max(sizes.values())
+    monkeypatch.setattr(footprint, "room", lambda: room)
+    assert cases.relative(A @ V, cases.truth("residual_train", matrix) @ V) < 1e-11
+    largest = max(sizes)
+    assert {k for k, size in chunks if size == largest} == {3, 1}
+    assert all(k == 1 or taken(k) * sizes[size] <= room for k, size in chunks)
+
+
+def test_of_a_batch_that_may_be_cut_one_sample_has_to_fit(chunks, monkeypatch):
+    risk = cases.problem("conv").risk()
+    batch = next(iter(risk.batches))
+    with risk.session():
+        total = footprint.footprint(risk, risk.params(), batch).total
+        monkeypatch.setattr(footprint, "room", lambda: taken(2) * total)
+        assert footprint.fitting_chunk(risk, risk.params(), batch, 8) == 2
+        monkeypatch.setattr(footprint, "room", lambda: 1.0)
+        assert footprint.fitting_chunk(risk, risk.params(), batch, 8) == 1  # and the system may still have it
+    G = ritz.GGN(risk)
+    V = G.probes(range(3), seed=0).T
+    assert cases.relative(G @ V, cases.truth("conv", "GGN") @ V) < 1e-11
+    assert {k for k, _ in chunks} == {1}
+
+
+def test_an_opaque_loss_is_looked_at_as_a_whole():
+    data = (torch.randn(6, 3), torch.randn(6, 1))
+    risk = ritz.Risk(
+        nn.Linear(3, 1), data=[data], batch_loss=lambda model, batch: ((model(batch[0]) - batch[1]).square().sum(), 6.0)
+    )
+    (batch,) = risk.batches
+    with risk.session():
+        seen = footprint.footprint(risk, risk.params(), batch)
+    assert seen.largest >= 4
+    assert seen.total >= 3 * 4  # outputs, differences, squares: a number for each sample
+
+
+@pytest.mark.parametrize("route", ["forward", "reverse"])
+def test_products_live_in_what_is_counted_for_them(route):
+    """The rule of `fitting_chunk` on a network whose activations are far more than its weights."""
+    torch.manual_seed(0)
+    block = [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *block, *block, nn.AvgPool2d(16), nn.Flatten())
+    data = torch.randn(8, 1, 16, 16), torch.randint(4, (8,))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data, mode="train", plan=ritz.Plan(cache=False))
+    H = ritz.Hessian(risk, route)
+    (batch,) = risk.batches
+    with risk.session():
+        total = batch.size * footprint.footprint(risk, risk.params(), batch).total
+    for k in (1, 2, 8):
+        rows = H.probes(range(k), seed=0)
+        with LiveBytes() as live:
+            H.rows(rows)
+        assert 0.3 * k * total < live.peak < taken(k) * total
