@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from .allocation import keep_freed
 from .interrupts import listening
 from .pipes import lasting
 from .specs import Common, CompareSpec, DoctorSpec, MeasureSpec, SpectrumSpec, Switch
@@ -129,6 +130,8 @@ def _version() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command given as words, those of the process by default, and return its exit status."""
+    if args is None:  # the process is the command's
+        keep_freed()
     with lasting():
         try:
             with listening():
