@@ -80,9 +80,9 @@ def bootstrapped(
     interval holds both: of ten normal samples the first alone covers 89 % of the time and not 95.
 
     No interval of a mean is honest for every law (Bahadur and Savage 1956): a few samples have not seen the long tail.
-    Of 95 % it needs about 5 g^2 samples of skewness g to cover 94: with g = 2 (exponential) it covers 86 to 92 % of 2
-    to 10 samples and 94 of 20; with g = 4.3 71 to 82 % of 2 to 10, 91 of 30 and 95 of 100; with g = 8.8 78 % of 30 and
-    94 of 300 (600 draws each).
+    Of 95 % it needs about 5 g^2 samples of skewness g to cover 92 or more. Gamma laws, 600 draws each: with g = 2 (the
+    exponential law) it covers 88 to 95 % of 2 to 10 samples, 92 of 20 and 96 of 80; with g = 4 71 to 81 % of 2 to 10,
+    93 of 80 and 96 of 100; with g = 8 41 to 65 % of 2 to 10 and 95 of 300 (benchmarks/stated.py).
 
     Example:
         >>> e = bootstrapped("loss", torch.tensor([0.0, 0.0, 0.0, 4.0]))
