@@ -420,6 +420,7 @@ def test_pieces_of_a_batch_give_the_product_of_the_batch(monkeypatch, name):
     H, G, V = ritz.Hessian(risk, "reverse"), ritz.GGN(risk), columns(risk.dim)
     seen, plain = set(), ritz.GGN._product
     monkeypatch.setattr(footprint, "LARGEST", 1)
+    monkeypatch.setattr(footprint, "WORTH", 0)
     monkeypatch.setattr(
         ritz.GGN, "_product", lambda self, p, batch, r: seen.add(batch.size) or plain(self, p, batch, r)
     )

@@ -26,6 +26,24 @@ def test_the_cut_goes_by_the_largest_activation_and_the_number_of_vectors():
     assert found == [(1 << 24) // (8000 * k) for k in (1, 8, 64)]
 
 
+def test_pieces_are_not_so_small_that_reading_the_weights_is_most_of_the_work(monkeypatch):
+    """90,902 weights of 8 bytes, and 602 numbers for each sample: results of 302 samples are twice the weights."""
+    model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 2))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (torch.randn(512, 300), torch.zeros(512).long()), batch_size=512)
+    (batch,) = risk.batches
+    risk.check()
+    monkeypatch.setattr(footprint, "LARGEST", 1)
+
+    def piece(k: int) -> int:
+        with risk.session():
+            return footprint.fitting_piece(risk, risk.params(), batch, k)
+
+    assert piece(1) == piece(8) == 302
+    monkeypatch.setattr(footprint, "room", lambda: 100 * 602 * 8 * taken(8))  # for 100 of them with eight vectors
+    assert piece(8) == 100
+    assert piece(1) == 302
+
+
 @pytest.fixture
 def chunks(monkeypatch):
     """The vectors and samples of each product, as they come."""

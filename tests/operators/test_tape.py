@@ -655,6 +655,7 @@ def test_what_came_before_has_no_part_in_the_bits(monkeypatch):
     """Factors of batches that were cut in another way make room."""
     monkeypatch.setattr(kept, "FACTORS", 2 * ROOM)
     monkeypatch.setattr(footprint, "LARGEST", 4 * 8 * 300 * 8)  # 4 samples with 8 vectors
+    monkeypatch.setattr(footprint, "WORTH", 0)
     risk = dense(2, size=12)
     G, other = ritz.GGN(risk), ritz.GGN(risk)
     V = G.probes(range(8), seed=0)

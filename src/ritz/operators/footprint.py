@@ -19,20 +19,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..batches import Batch, tensors_of
-from ..memory import whole_memory
+from ..memory import bytes_of, whole_memory
 from ..risk import Params, Risk
 
 LARGEST = 1 << 24  # bytes of one intermediate result, tangents counted in
+WORTH = 2  # bytes of all results of a piece, for each of the weights
 SHARE = 0.5  # part of the machine's memory that a product may take
 OWN, EACH = 3.0, 1.5  # times what a forward pass computes: held by a product, and for each of its vectors
 _LOOKED_AT = 2  # samples; a model may treat a single one in a way of its own
 
 
 class Footprint(NamedTuple):
-    """Bytes of what a forward pass computes, for each sample: the largest result, and all of them."""
+    """Bytes of what a forward pass computes, for each sample: the largest result, and all of them; of the weights."""
 
     largest: int
     total: int
+    weights: int
 
 
 _known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Footprint]]" = weakref.WeakKeyDictionary()
@@ -41,7 +43,9 @@ _known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Footprint]]" = weak
 def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> int:
     """The most samples whose largest activation, once for each vector, takes `LARGEST` bytes; at least one.
 
-    By count, not by the clock: the same data is cut in the same way each time. To be called inside `session`.
+    Of a CPU so many that their activations are `WORTH` times the weights, where there is room: every piece reads all
+    weights and vectors. By count, not by the clock: the same data is cut in the same way each time. To be called inside
+    `session`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1 << 16), torch.nn.Linear(1 << 16, 1))
@@ -53,7 +57,11 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     if batch.size <= _LOOKED_AT:
         return batch.size
     seen = footprint(risk, params, batch)
-    return max(1, min(batch.size, LARGEST // max(1, seen.largest * num_vectors)))
+    most = LARGEST // max(1, seen.largest * num_vectors)
+    if risk.device.type == "cpu":
+        worth = math.ceil(WORTH * seen.weights / max(1, seen.total))
+        most = min(max(most, worth), int(room() / max(1.0, seen.total * (OWN + EACH * num_vectors))))
+    return max(1, min(batch.size, most))
 
 
 def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
@@ -91,11 +99,12 @@ def footprint(risk: Risk, params: Params, batch: Batch) -> Footprint:
     """Looked at once for a model and a kind of batch: on two samples, or on a batch that stays whole."""
     known = _known.setdefault(risk.model, {})
     looked = batch.head(_LOOKED_AT) if risk.splittable and batch.size > _LOOKED_AT else batch
-    key = (risk.dtype, risk.mode, looked.size, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
+    key = (risk.dtype, risk.mode, risk.names, looked.size, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
     if key not in known:
         with _Sizes() as seen, torch.no_grad():
             (risk.total if risk.opaque else risk.output)(params, looked)
-        known[key] = Footprint(*(math.ceil(size / max(1, looked.size)) for size in (seen.largest, seen.total)))
+        largest, total = (math.ceil(size / max(1, looked.size)) for size in (seen.largest, seen.total))
+        known[key] = Footprint(largest, total, bytes_of(list(params.values())))
     return known[key]
 
 

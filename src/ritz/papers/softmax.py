@@ -9,9 +9,9 @@ The text splits the training set into 45,000 and 5,000, which leaves 10,000 of M
 say which. It matters more than the seed: at the minimum with weight decay 5e-4 lambda_1 is 15.62 on the first 45,000,
 15.55 on the last, 15.92 on those from 5,000 to 50,000, and 15.39 to 15.59 on four random draws (benchmarks/stated.py),
 where seeds on the first differ by 0.07. So the printed lambda_1 is not decided by ours, which has the first 45,000;
-ratios are. Beside it another split is run, the first 55,000, as a reading of ours. The last 5,000 are held out of both. H is the Hessian
-of the training loss without the penalty, on all images that were trained on. What the paper leaves open is taken as in
-`mnist_mlp`: pixels in [-1, 1], torch's first weights, a last short batch kept.
+ratios are. Beside it another split is run, the first 55,000, as a reading of ours. The last 5,000 are held out of both.
+H is the Hessian of the training loss without the penalty, on all images that were trained on. What the paper leaves
+open is taken as in `mnist_mlp`: pixels in [-1, 1], torch's first weights, a last short batch kept.
 """
 
 import statistics
