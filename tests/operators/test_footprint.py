@@ -7,6 +7,7 @@ from torch import nn
 
 import ritz
 from ritz.doctor.costs import LiveBytes
+from ritz.estimators.precision import compare_precisions
 from ritz.operators import footprint
 
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN}
@@ -119,3 +120,14 @@ def test_products_live_in_what_is_counted_for_them(route):
         with LiveBytes() as live:
             H.rows(rows)
         assert 0.3 * k * total < live.peak < taken(k) * total
+
+
+def test_products_are_not_compared_with_float64_where_that_has_no_room(monkeypatch):
+    """A batch by its own statistics stays whole, and in float64 takes twice the memory of float32."""
+    risk = cases.problem("residual_train").risk(mode="train", dtype=torch.float32)
+    assert compare_precisions(ritz.Hessian(risk)) is not None
+    batch = next(iter(risk.batches))
+    with risk.session():
+        needed = 2 * footprint.product_bytes(risk, risk.params(), batch, 1)
+    monkeypatch.setattr("ritz.estimators.precision.free_memory", lambda device: needed)
+    assert compare_precisions(ritz.Hessian(risk)) is None

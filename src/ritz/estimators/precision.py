@@ -29,6 +29,7 @@ from ..memory import free_memory
 from ..operators.algebra import Scaled, Shifted
 from ..operators.base import Operator
 from ..operators.blocks import BlockDiagonal, PaddedBlocks, block_diagonal
+from ..operators.footprint import product_bytes
 from ..operators.gauss_newton import Fisher
 from ..operators.risk_operator import RiskOperator
 from ..reducers import Mean
@@ -197,10 +198,18 @@ def unscaled(operator: Operator) -> tuple[RiskOperator | None, float, float]:
     return (operator if isinstance(operator, RiskOperator) else None), factor, shift
 
 
-def _has_room(risk: Risk) -> bool:
-    """Whether the memory for a product in float64 is there twice; yes where the system does not tell."""
+def _has_room(risk: Risk, batch: Batch) -> bool:
+    """Whether the memory for a product in float64 is there twice; yes where the system does not tell.
+
+    Activations of a batch that stays whole are counted on a CPU, which has no error for want of memory.
+    """
     free = free_memory(risk.device)
-    return free is None or 2 * _COPIES * 8 * sum(t.numel() for t in risk.state().values()) < free
+    needed = 2.0 * _COPIES * 8 * sum(t.numel() for t in risk.state().values())
+    if risk.device.type == "cpu" and not risk.splittable:
+        with risk.session():
+            wider = 64 / torch.finfo(risk.dtype).bits
+            needed += wider * product_bytes(risk, risk.params(), batch, 1)
+    return free is None or needed < free
 
 
 def _compared(operator: RiskOperator, groups: Mapping[str, Sequence[str]], seed: int) -> dict[str, Precision]:
@@ -211,7 +220,7 @@ def _compared(operator: RiskOperator, groups: Mapping[str, Sequence[str]], seed:
     found: dict[str, Precision] = {}
     try:
         batch = risk.batches.first()
-        if batch is not None and _has_room(risk):
+        if batch is not None and _has_room(risk, batch):
             rows = operator.probes(range(-2000, -2000 - _PROBES, -1), seed, "normal")
             found = _by_group(operator, groups, rows, *_products(operator, batch, rows))
     except Exception as error:  # a model may know one precision only: a word less, and nothing else

@@ -60,7 +60,7 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     most = LARGEST // max(1, seen.largest * num_vectors)
     if risk.device.type == "cpu":
         worth = math.ceil(WORTH * seen.weights / max(1, seen.total))
-        most = min(max(most, worth), int(room() / max(1.0, seen.total * (OWN + EACH * num_vectors))))
+        most = min(max(most, worth), int(room() / max(1.0, seen.total * _passes(num_vectors))))
     return max(1, min(batch.size, most))
 
 
@@ -82,6 +82,24 @@ def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
     at_once = (risk.plan.micro_batch or 1) if risk.splittable else batch.size
     needed = min(at_once, batch.size) * footprint(risk, params, batch).total
     return max(1, min(most, int((room() / max(1, needed) - OWN) / EACH)))
+
+
+def product_bytes(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> float:
+    """What a product of a whole batch with so many vectors at once takes, about. To be called inside `session`.
+
+    Example:
+        >>> risk = Risk(torch.nn.Linear(1, 4), torch.nn.MSELoss(), (torch.zeros(5, 1), torch.zeros(5, 4)))
+        >>> risk.check()
+        >>> with risk.session():  # five times four numbers of four bytes, 4.5 times
+        ...     product_bytes(risk, risk.params(), next(iter(risk.batches)), 1)
+        360.0
+    """
+    return batch.size * footprint(risk, params, batch).total * _passes(num_vectors)
+
+
+def _passes(num_vectors: int) -> float:
+    """What a product holds, in results of forward passes."""
+    return OWN + EACH * num_vectors
 
 
 @cache  # a look into files of the system, for every product of a batch
