@@ -14,7 +14,8 @@ class Plan:
     Attributes:
         route: How a Hessian product is taken: "forward" (forward over reverse), "reverse" (reverse over reverse),
             "difference" (central difference of gradients), or "auto" (the fastest that works, tried on one batch).
-        chunk: Vectors in one batched product; more share one forward pass and cost memory.
+        chunk: Vectors in one batched product, at most; more share one forward pass and cost memory. A CPU, where large
+            blocks of memory cost more than is shared, takes fewer where their activations are many.
         micro_batch: Most samples in one piece of a batch; None takes batches whole until memory runs out.
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory. Unless False, an
             operator on a CPU also keeps what products of one batch share, its forward pass and gradient, up to 1 GiB

@@ -40,6 +40,9 @@ def test_pieces_are_not_so_small_that_reading_the_weights_is_most_of_the_work(mo
             return footprint.fitting_piece(risk, risk.params(), batch, k)
 
     assert piece(1) == piece(8) == 302
+    monkeypatch.setattr(footprint, "LARGEST", 3 * 302 * 300 * 8)  # three vectors, for a piece of that size
+    with risk.session():
+        assert footprint.fitting_chunk(risk, risk.params(), batch, 8) == 3
     monkeypatch.setattr(footprint, "room", lambda: 100 * 602 * 8 * taken(8))  # for 100 of them with eight vectors
     assert piece(8) == 100
     assert piece(1) == 302
@@ -76,7 +79,23 @@ def test_a_batch_that_stays_whole_is_multiplied_with_as_many_vectors_as_there_is
     assert all(k == 1 or taken(k) * sizes[size] <= room for k, size in chunks)
 
 
+def test_where_a_batch_stays_whole_vectors_are_as_many_as_have_small_activations(chunks, monkeypatch):
+    risk = cases.problem("residual_train").risk(mode="train")
+    with risk.session():
+        seen = {b.size: footprint.footprint(risk, risk.params(), b).largest for b in risk.batches}
+    monkeypatch.setattr(footprint, "LARGEST", 2 * max(size * largest for size, largest in seen.items()))
+    H = ritz.Hessian(risk)
+    V = H.probes(range(7), seed=0).T
+    assert cases.relative(H @ V, cases.truth("residual_train", "Hessian") @ V) < 1e-11
+    assert {k for k, size in chunks if size == max(seen)} == {2, 1}
+    chunks.clear()
+    whole = ritz.GGN(cases.problem("conv").risk(plan=ritz.Plan(micro_batch=3)))  # by the plan of a user
+    whole @ V[:1].expand(whole.dim, 7)
+    assert {k for k, _ in chunks} == {7}
+
+
 def test_of_a_batch_that_may_be_cut_one_sample_has_to_fit(chunks, monkeypatch):
+    monkeypatch.setattr(footprint, "WORTH", 0)
     risk = cases.problem("conv").risk()
     batch = next(iter(risk.batches))
     with risk.session():

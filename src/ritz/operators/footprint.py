@@ -36,6 +36,11 @@ class Footprint(NamedTuple):
     total: int
     weights: int
 
+    @property
+    def worth(self) -> int:
+        """Samples of a piece, for which all weights are read."""
+        return max(1, math.ceil(WORTH * self.weights / max(1, self.total)))
+
 
 _known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Footprint]]" = weakref.WeakKeyDictionary()
 
@@ -59,29 +64,31 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     seen = footprint(risk, params, batch)
     most = LARGEST // max(1, seen.largest * num_vectors)
     if risk.device.type == "cpu":
-        worth = math.ceil(WORTH * seen.weights / max(1, seen.total))
-        most = min(max(most, worth), int(room() / max(1.0, seen.total * _passes(num_vectors))))
+        most = min(max(most, seen.worth), int(room() / max(1.0, seen.total * _passes(num_vectors))))
     return max(1, min(batch.size, most))
 
 
 def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
-    """The most vectors, of `most`, for whose product with one sample there is room, or with a batch that stays whole.
+    """How many vectors, of `most`, a CPU takes at once; at least one.
 
-    At least one. The whole memory counts, not what is free, so that two runs on one machine are alike. To be called
-    inside `session`.
+    So many that with the least samples that are taken at once, those of a batch that stays whole or a piece that is
+    worth it, the largest activation takes `LARGEST` bytes, and that there is room. The whole memory counts, not what is
+    free, so that two runs on one machine are alike. To be called inside `session`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1 << 16), torch.nn.Linear(1 << 16, 1))
         >>> risk = Risk(model, torch.nn.MSELoss(), (torch.zeros(64, 1), torch.zeros(64, 1)), mode="train")
-        >>> with risk.session():
+        >>> with risk.session():  # 64 times 65,536 numbers of four bytes are LARGEST
         ...     fitting_chunk(risk, risk.params(), next(iter(risk.batches)), 8)
-        8
+        1
     """
     if most == 1:
         return 1
-    at_once = (risk.plan.micro_batch or 1) if risk.splittable else batch.size
-    needed = min(at_once, batch.size) * footprint(risk, params, batch).total
-    return max(1, min(most, int((room() / max(1, needed) - OWN) / EACH)))
+    seen, piece = footprint(risk, params, batch), risk.plan.micro_batch
+    least = min(batch.size, piece or seen.worth) if risk.splittable else batch.size
+    if piece is None:
+        most = min(most, LARGEST // max(1, least * seen.largest))
+    return max(1, min(most, int((room() / max(1, least * seen.total) - OWN) / EACH)))
 
 
 def product_bytes(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> float:
