@@ -43,6 +43,7 @@ def test_pieces_are_not_so_small_that_reading_the_weights_is_most_of_the_work(mo
     monkeypatch.setattr(footprint, "LARGEST", 3 * 302 * 300 * 8)  # three vectors, for a piece of that size
     with risk.session():
         assert footprint.fitting_chunk(risk, risk.params(), batch, 8) == 3
+    monkeypatch.setattr(footprint, "LARGEST", 1)
     monkeypatch.setattr(footprint, "room", lambda: 100 * 602 * 8 * taken(8))  # for 100 of them with eight vectors
     assert piece(8) == 100
     assert piece(1) == 302
