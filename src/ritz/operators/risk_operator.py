@@ -200,7 +200,7 @@ class RiskOperator(Operator):
             make_room(self.device)
 
     def _at_once(self, params: Params, batch: Batch, rows: Tensor) -> int:
-        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as there is room for."""
+        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as `fitting_chunk` counts."""
         most = min(self._chunk, len(rows))
         counted = self.device.type == "cpu" and not self.risk.sharded
         return fitting_chunk(self.risk, params, batch, most) if counted else most

@@ -33,8 +33,8 @@ no numbers of their own. Here:
   Tr H^2 larger than those of all images. The residual networks are smaller ones of their families (`NETWORKS`): orders
   are judged on them, printed numbers are not.
 - preresnet-published and wideresnet-published are the networks of 1,726,388 and 36,546,980 parameters at "short" too,
-  one seed at weight decays 0 and 5e-4: two epochs, 256 images and 12 steps, which two cores of a CPU can do in an hour
-  or so, and four epochs, 1,280 images and 30 steps, for a GPU.
+  one seed at weight decays 0 and 5e-4: two epochs, 256 images and 12 steps, few enough for two cores of a CPU, and four
+  epochs, 1,280 images and 30 steps, for a GPU.
 - Runs at several weight decays are begun seed by seed; what has not begun by `Setting.until` is left out, and claims
   are judged on the runs that there are.
 """
