@@ -11,10 +11,8 @@ import os
 import sys
 
 MMAP_MAX, TRIM_THRESHOLD = -4, -1  # the numbers that mallopt knows them by: malloc.h of glibc
-VARIABLES = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 62),
-}  # the same, for processes that begin later
+# the same, for processes that begin later
+VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 62)}
 
 
 def keep_freed() -> bool:

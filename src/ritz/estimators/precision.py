@@ -199,9 +199,9 @@ def unscaled(operator: Operator) -> tuple[RiskOperator | None, float, float]:
 
 
 def _has_room(risk: Risk, batch: Batch) -> bool:
-    """Whether the memory for a product in float64 is there twice; yes where the system does not tell.
+    """Whether the memory that weights take in a product in float64 is there twice; yes where the system does not tell.
 
-    Activations of a batch that stays whole are counted on a CPU, which has no error for want of memory.
+    On a CPU, which has no error for want of memory, beside it that of the activations of a batch that stays whole.
     """
     free = free_memory(risk.device)
     needed = 2.0 * _COPIES * 8 * sum(t.numel() for t in risk.state().values())
