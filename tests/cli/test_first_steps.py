@@ -44,6 +44,10 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+def test_the_command_is_a_module_too(folder):
+    assert typed_anew(folder, "-m", "ritz", "--version") == typed(folder, RITZ, "--version")
+
+
 def test_the_demo_ends_with_a_page(folder):
     out = typed(folder, RITZ, "demo", "--epochs", "3")
     assert out.splitlines()[-1] == "open ritz-demo/report.html in a browser"

@@ -54,7 +54,7 @@ def recipe(**settings):
 
 def trained(model, average=None, stop="finished"):
     return Training(
-        model=model, average=average, history=Memory(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        model=model, average=average, along={}, history=Memory(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         damping=None, steps=1, seconds=0.0, stop=stop,
     )  # fmt: skip
 

@@ -121,12 +121,17 @@ def test_nothing_is_asked_of_wrong_points_where_there_are_none_nor_of_a_rise_whe
     ] * 2
 
 
-def test_runs_to_a_step_are_one_run_looked_at_along_the_way():
-    from ritz.papers.train import train
+def test_a_run_that_was_killed_between_two_stops_gives_the_same_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(margins_points, "load_images", drawn_images)
+    whole, _ = margins_along.run("lenet", Setting("smoke"), lambda *now: None)
 
-    (X, y), _ = drawn_images("", None, "cpu")
-    data = {"train": (X.unflatten(1, (1, 28, 28))[:240], y[:240])}
-    longer = train(margins_along.recipe(0, 2), data)
-    shorter = train(margins_along.recipe(0, 1), data)
-    assert longer.history.column("loss")[1][0] == shorter.history.column("loss")[1][0]
-    assert (shorter.steps, longer.steps) == (2, 4)
+    def killed(what: str, done: int, total: int) -> None:
+        if done == 10:  # in the last epoch: the stop after 3 steps is past
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        margins_along.run("lenet", Setting("smoke", runs=tmp_path), killed)
+    rest = []
+    again, _ = margins_along.run("lenet", Setting("smoke", runs=tmp_path), lambda *now: rest.append(now))
+    assert rest[:3] == [("steps, seed0", step, 12) for step in (10, 11, 12)]
+    assert again == whole

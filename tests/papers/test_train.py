@@ -496,6 +496,36 @@ def test_more_can_be_measured_after_each_epoch():
     assert equal(done.model.state_dict(), train(replace(SGD, epochs=3), data()).model.state_dict())
 
 
+@pytest.mark.parametrize("arm", ["SGD", "KFAC"])
+def test_copies_along_a_run_are_the_ends_of_shorter_runs(arm):
+    recipe = replace(ARMS[arm], schedule=None)
+    along = train(recipe, data(), stops=(1, 3)).along
+    assert list(along) == [EACH, 3 * EACH]
+    for epochs, model in zip((1, 3), along.values(), strict=True):
+        assert equal(model.state_dict(), train(replace(recipe, epochs=epochs), data()).model.state_dict())
+        assert not any(module.training or module._forward_hooks for module in model.modules())
+    assert equal(train(recipe, data()).model.state_dict(), train(recipe, data(), stops=(1, 3)).model.state_dict())
+
+
+def test_copies_along_a_run_outlast_a_kill(tmp_path):
+    with pytest.raises(Killed):
+        train(SGD, data(), folder=tmp_path, stops=(1, 4), progress=KillAt(2 * EACH + 1))
+    expected = train(SGD, data(), stops=(1, 4)).along
+    for _ in ("resumed", "read back"):
+        along = train(SGD, data(), folder=tmp_path, stops=(1, 4)).along
+        assert list(along) == [EACH, 4 * EACH]
+        assert all(equal(along[step].state_dict(), expected[step].state_dict()) for step in along)
+    with pytest.raises(ValueError, match="is past epoch 2 and has kept no copy of it: name another folder"):
+        train(SGD, data(), folder=tmp_path, stops=(1, 2))
+
+
+def test_a_run_that_is_given_up_has_the_copies_until_then(tmp_path):
+    for _ in ("trained", "read back"):
+        done = train(replace(SGD, augment=explode), data(), folder=tmp_path, stops=(1, 2, 3))
+        assert done.diverged
+        assert list(done.along) == [EACH]
+
+
 def frozen_norm() -> nn.Module:
     model = network()
     model[1].eval()
@@ -623,6 +653,9 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
     for name in ("log_every", "details_every", "evaluate_every", "checkpoint_every", "train_subset", "eval_batch"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             train(SGD, data(), folder=path, **{name: 0})
+    for stop in (0, EPOCHS + 1):
+        with pytest.raises(ValueError, match=f"stops are epochs from 1 to {EPOCHS}, the last, got {stop}"):
+            train(SGD, data(), folder=path, stops=(stop,))
     with pytest.raises(ValueError, match=r"44 samples do not fill one batch of 64, and drop_last is set"):
         train(replace(SGD, batch_size=64, drop_last=True), data(), folder=path)
     with pytest.raises(ValueError, match=r"needs data\['val'\] to decide by, got train"):

@@ -38,6 +38,7 @@ class Training:
     Attributes:
         model: At the last weights, in evaluation mode.
         average: A copy at the average of the iterates with statistics of its own; None where nothing was averaged.
+        along: Copies of the model after the epochs in `stops`, by the steps made until then, in evaluation mode.
         history: All that was logged, see `train`.
         optimizer, damping: As they are at the end; the damping is None where there is none.
         steps: How many were made.
@@ -47,6 +48,7 @@ class Training:
 
     model: nn.Module
     average: nn.Module | None
+    along: Mapping[int, nn.Module]
     history: Memory
     optimizer: Optimizer
     damping: Any
@@ -68,6 +70,7 @@ class Options:
     details_every: int | None
     evaluate_every: int
     checkpoint_every: int
+    stops: tuple[int, ...]
     train_subset: int | None
     eval_batch: int
     measure: Measure | None
@@ -155,6 +158,7 @@ class Loop:
         self.damping = self._make_damping()
         self.average = self._make_average(recipe.averaging)
         self.epoch, self.step, self.seconds, self.stop = 0, 0, 0.0, ""
+        self.along: dict[int, nn.Module] = {}
         self.window: list[tuple[Tensor, Tensor, Tensor]] = []  # loss, penalty, accuracy of steps not yet logged
         self.history = Memory()
         self.folder = None if folder is None else Folder(folder, recipe, data)
@@ -204,12 +208,15 @@ class Loop:
                 self.epoch += 1
                 if not self.stop:
                     self._close_epoch()
+            if not self.stop and self.epoch in self.options.stops:
+                self.along[self.step] = self._at(self.model.state_dict())
             if self.stop or self._due(self.options.checkpoint_every):
                 self._keep()
         averaged = self.average is not None and self.average.num_averaged and not self.stop
         return Training(
             model=self.model.eval(),
             average=self.average.model if averaged and self.average is not None else None,
+            along=self.along,
             history=self.history,
             optimizer=self.optimizer,
             damping=self.damping,
@@ -217,6 +224,12 @@ class Loop:
             seconds=self.seconds,
             stop=self.stop or FINISHED,
         )
+
+    def _at(self, weights: Mapping[str, Any]) -> nn.Module:
+        """A network of its own, without what an optimiser hooks to the one that is trained."""
+        model = initial(self.recipe, self.device)
+        model.load_state_dict(weights)
+        return model.eval()
 
     def _due(self, every: int) -> bool:
         return self.epoch % every == 0 or self.epoch == self.course.epochs
@@ -363,6 +376,7 @@ class Loop:
             return
         state: dict[str, Any] = {"epoch": self.epoch, "step": self.step, "seconds": self.seconds, "stop": self.stop}
         state |= {"log_bytes": self.folder.log.stat().st_size, "model": self.model.state_dict()}
+        state["along"] = {str(step): model.state_dict() for step, model in self.along.items()}
         self.folder.keep(self.epoch, state | {name: part.state_dict() for name, part in self._parts().items()})
 
     def _resume(self) -> None:
@@ -384,8 +398,14 @@ class Loop:
             self.model.load_state_dict(state["model"])
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
+            for step, weights in state.get("along", {}).items():
+                self.along[int(step)] = self._at(weights)
         except Exception as error:  # of whoever has a state: torch, an optimiser, a damping rule
             damaged(folder.path, error, ELSEWHERE)
+        done = self.epoch - bool(self.stop)  # a run that was given up has not ended its last epoch
+        for epoch in self.options.stops:
+            if epoch <= done and epoch * self.course.steps_per_epoch not in self.along:
+                raise ValueError(f"{folder.path} is past epoch {epoch} and has kept no copy of it: {ELSEWHERE}")
 
 
 def _accuracy(outputs: Tensor, y: Tensor) -> Tensor:

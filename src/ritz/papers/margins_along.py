@@ -8,7 +8,7 @@ fully connected network with BatchNorm and batches of 256 and of 4096. Here (`CO
 - LeNet has learning rate 0.05, without momentum, and batches of 120 images, so that 500 steps are an epoch.
 - The network of the appendix is F1 of Keskar et al. with learning rate 0.1 and whole batches, as in `margins_batch`.
 - An early stop is looked at too, which the paper does not show apart.
-- Runs to each of these steps share seed, start and batches, so that they are one run looked at along the way.
+- Each seed is one run, looked at along the way.
 - BatchNorm has its running statistics, as PyHessian takes a network in evaluation mode.
 
 The last statement has theory against it. For a network that is affine in each single weight Tr H_i = sum_k p_k
@@ -97,16 +97,13 @@ def run(item: str, setting: Setting, progress: Progress) -> tuple[Rows, list[Cla
     stops = {"smoke": (1, 4), "short": course.short_stops, "paper": course.stops}[setting.budget]
     batch_size = min(course.batch_size, setting.pick(120, 60_000, 60_000))
     recipes = {
-        f"seed{seed}-epochs{epochs}": recipe(seed, epochs, item, batch_size)
-        for seed in range(setting.num_seeds(*course.seeds))
-        for epochs in reversed(stops)
+        f"seed{seed}": recipe(seed, stops[-1], item, batch_size) for seed in range(setting.num_seeds(*course.seeds))
     }
     num, num_ruled = setting.pick(60, NUM_POINTS, NUM_POINTS), setting.pick(3, NUM_RULED, NUM_RULED)
-    last = max(stops)
-    finish = partial(measured, num=num, first=last, num_ruled=num_ruled if course.ruled else 0)
+    finish = partial(measured, num=num, num_ruled=num_ruled if course.ruled else 0)
     runs = train_all(
-        recipes, data, setting, item=item, finish=finish, progress=progress, evaluate_every=last,
-        checkpoint_every=max(1, last // 10), train_subset=1000,
+        recipes, data, setting, item=item, finish=finish, progress=progress, evaluate_every=stops[-1],
+        checkpoint_every=max(1, stops[-1] // 10), stops=stops[:-1], train_subset=1000,
     )  # fmt: skip
     rows = [row for run in runs.values() for row in run.found["rows"]]
     return sorted(rows, key=lambda row: (row["seed"], row["steps"])), claims(item, rows)
@@ -132,21 +129,17 @@ def measured(
     data: Mapping[str, Data],
     *,
     num: int = NUM_POINTS,
-    first: int | None = None,
     num_ruled: int = NUM_RULED,
 ) -> dict[str, Any]:
-    """One row for the network that was trained, and one for its start where the run has `first` epochs."""
-    networks = {done.steps: done.model}
-    if recipe.epochs == first:
-        networks[0] = initial(recipe, data["train"][0].device)
+    """One row for the start of the run, one for each stop, and one for its end."""
     rows = []
-    for steps, model in networks.items():
+    for steps, model in {0: initial(recipe, data["train"][0].device), **done.along, done.steps: done.model}.items():
         risk = risk_of(model, data["train"])
         row = {"seed": recipe.seed, "steps": steps, "stop": done.stop}
         outputs = sample_outputs(risk)
         row |= fit(outputs, sample_outputs(risk.on(data["test"])))
         row |= correlations(model, data["train"], outputs, num, recipe.seed)
-        if steps == done.steps and recipe.epochs == first and num_ruled:
+        if steps == done.steps and num_ruled:
             row["ruled"] = ruled(model, data["train"], outputs, num_ruled, recipe.seed)
         if recipe.seed > 0:
             del row["points"]  # a figure shows one seed

@@ -28,6 +28,7 @@ def train(
     details_every: int | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 1,
+    stops: tuple[int, ...] = (),
     train_subset: int | None = 10_000,
     eval_batch: int = 1000,
     measure: Measure | None = None,
@@ -55,13 +56,14 @@ def train(
         log_every: Steps between two rows of losses.
         details_every: Steps between two rows of `ritz.optim.TrainingLog` as well.
         evaluate_every, checkpoint_every: In epochs; the last epoch is always evaluated and kept.
+        stops: Epochs after which a copy of the model is kept for `Training.along`, in the folder too.
         train_subset: How many training samples to evaluate on, drawn once; None for all.
         eval_batch: Samples at once in evaluation; memory, not numbers.
         measure: measure(model, epoch) gives more numbers for the row of an epoch that is evaluated.
         progress: Called after each step as progress(steps done, steps in all).
 
     Raises:
-        ValueError: If the data or an interval is no good, or the folder is that of another run.
+        ValueError: If the data, an interval or a stop is no good, or the folder is that of another run.
 
     Example:
         >>> from functools import partial
@@ -84,10 +86,12 @@ def train(
     for name, number in (*intervals.items(), *others.items()):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
+    if outside := [epoch for epoch in stops if not 1 <= epoch <= recipe.epochs]:
+        raise ValueError(f"stops are epochs from 1 to {recipe.epochs}, the last, got {outside[0]}")
     options = Options(
         log_every=log_every, details_every=details_every, evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every, train_subset=train_subset, eval_batch=eval_batch, measure=measure,
-        progress=progress,
+        checkpoint_every=checkpoint_every, stops=stops, train_subset=train_subset, eval_batch=eval_batch,
+        measure=measure, progress=progress,
     )  # fmt: skip
     return Loop(recipe, data, options, folder, logger).run()
 
