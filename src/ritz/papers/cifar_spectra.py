@@ -6,6 +6,7 @@
     preresnet-published, wideresnet-published     the same at their full sizes for fewer epochs
     vgg          VGG-16 with BatchNorm            seed 000, figure 6: SGD, lr 0.1, weight decay 5e-4, against Gadam, lr
                                                   5e-4, decoupled weight decay 0.25, iterates averaged from epoch 161 on
+    vgg16        VGG-16                           seed 004, figure 2, which `damping_spectra` trains its own way
 
 The papers train each once, for 300 epochs on batches of 128 with momentum 0.9, crops and flips, at weight decays 0,
 1e-4 and 5e-4 on all parameters, and take the Hessian of the loss without the penalty on all training images, without
@@ -53,7 +54,7 @@ from torch.optim.swa_utils import update_bn
 from ..batches import isolated_rng
 from ..estimators.spectrum import spectrum
 from ..estimators.trace import trace
-from ..models import all_cnn_c, preresnet164, vgg16_bn, wide_resnet28_10
+from ..models import all_cnn_c, preresnet164, vgg16, vgg16_bn, wide_resnet28_10
 from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..optim.schedules import PiecewiseLinear, averaging_decay, linear_decay
@@ -128,6 +129,9 @@ NETWORKS = {
         probes=1, seeds=(2, 1, 4), decays=(ENDS, ENDS, WEIGHT_DECAYS),
     ),
     "vgg": Network("VGG-16-BN", vgg16_bn, 0.1, BOTH, 8, (0.03125, 1, 1)),
+    "vgg16": Network(
+        "VGG-16", vgg16, 0.01, ("eval",), 15, (0.03125, 1, 1), steps=(3, 30, 100), probes=1, seeds=(2, 3, 5)
+    ),
 }  # fmt: skip
 
 
@@ -170,7 +174,7 @@ def is_published(network: str, setting: Setting) -> bool:
 
     Example:
         >>> [is_published(name, Setting("short")) for name in NETWORKS]
-        [True, False, True, False, True, True]
+        [True, False, True, False, True, True, True]
     """
     known = NETWORKS[network]
     return _of(setting, known.width) == 1 and not _of(setting, known.blocks)

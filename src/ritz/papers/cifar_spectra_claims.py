@@ -13,9 +13,9 @@ of seed 002 is read as |w| / 2; of equation 7, which is what the paper calls a, 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from ..results import Estimate
 from .base import Claim
 from .cifar_spectra_numbers import (
     CURVATURE,
@@ -286,7 +286,19 @@ def _pair_claims(rows: Sequence[Row], network: str, seed: int) -> list[Claim]:
     return found + [one(f"gap_error_{name}", False, "section 4") for name in HELD_OUT]
 
 
-# ---------------------------------------------------------------------------------------------------------------- Gadam
+# ----------------------------------------------------------------------------------------------------------- optimisers
+
+
+def against(
+    rows: Sequence[Row], arms: Sequence[str], paper: str, where: str, key: str, mode: str = "train", said: str = "",
+    note: str = "", **about: Any,
+) -> Claim:  # fmt: skip
+    """The second of two arms beside the first, at equal seed; `about` has what is expected."""
+    first, second = arms
+    return Claim(
+        paper=paper, where=where, text=f"{NAMES[key]}{said}, {second} {'over' if key in RATIOS else 'less'} {first}",
+        measured=change_of(rows, key, arms, mode), evidence=note + _seen(rows, key, arms, mode), **about,
+    )  # fmt: skip
 
 
 def optimiser_claims(rows: Sequence[Row]) -> list[Claim]:
@@ -299,14 +311,7 @@ def optimiser_claims(rows: Sequence[Row]) -> list[Claim]:
     if len(seeds) < 2 or {(row["seed"], row["arm"]) for row in rows} != {(seed, arm) for seed in seeds for arm in arms}:
         raise ValueError(f"expected two seeds or more, each by SGD and by Gadam, got {len(rows)} rows")
 
-    def pair(where: str, key: str, mode: str = "train", said: str = "", note: str = "", **about: Any) -> Claim:
-        measured: Estimate = change_of(rows, key, arms, mode)
-        how = "over" if key in RATIOS else "less"
-        return Claim(
-            paper="seed 000", where=where, text=f"{NAMES[key]}{said}, Gadam {how} SGD", measured=measured,
-            evidence=note + _seen(rows, key, arms, mode), **about,
-        )  # fmt: skip
-
+    pair = partial(against, rows, arms, "seed 000")
     found = [
         pair("section 5, figure 6", "lambda_max", **times(40.0)),
         pair("abstract", "lambda_max", **times(30.0)),

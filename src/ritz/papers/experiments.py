@@ -15,6 +15,7 @@ from . import (
     damping_cifar_figure,
     damping_rules,
     damping_rules_claims,
+    damping_spectra,
     logistic_damping,
     logistic_damping_claims,
     margins_along,
@@ -130,7 +131,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _decays("false-friend", "preresnet", "PreResNet on CIFAR-100 at three weight decays", "seed 000, figure 4"),
     _decays(
         "false-friend", "preresnet-published", "PreResNet-164 at its published size", "seed 000, figure 4",
-        "one seed for four",
+        "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
     ),
     _decays("false-friend", "wideresnet", "WideResNet, BatchNorm in both modes", "seed 000, figures 5 and 8"),
     _decays(
@@ -154,7 +155,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _decays("pac-bayes", "preresnet", "PreResNet on CIFAR-100: the metric and its parts", "seed 002, table 4"),
     _decays(
         "pac-bayes", "preresnet-published", "PreResNet-164 at its published size: the metric and its parts",
-        "seed 002, table 4", "one seed for four",
+        "seed 002, table 4", "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
     ),
     _decays("pac-bayes", "wideresnet", "WideResNet on CIFAR-100: the metric and its parts", "seed 002, table 5"),
     _decays(
@@ -222,6 +223,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _vgg16("figure12-code", "KFAC and its damping as in the published code", "figure 12"),
     _vgg16("figure12-low", "KFAC, damping learned from 0.01", "figure 12"),
     _vgg16("table1", "the largest eigenvalue after Adam and KFAC", "table 1 and figures 1 and 7"),
+    Experiment(
+        "damping", "figure2", "spectra after SGD, Adam and damped Adam", "seed 004, figure 2", damping_spectra.run,
+        cifar_spectra_figure.figure, damping_spectra.claims,
+    ),
     _vgg16("figure11", "KFAC from low dampings", "figure 11"),
     _vgg16("figure13", "KFAC at a low rate", "figure 13"),
     _vgg16("figure14", "Adam, learned damping and the rate that is ramped up", "figures 14 and 15"),
