@@ -152,6 +152,19 @@ def test_vectors_are_held_once_and_activations_a_few_times(monkeypatch, matrix, 
     assert work.peak <= 1.05 * vectors + 5 * activations
 
 
+@pytest.mark.parametrize("matrix", [ritz.Hessian, ritz.GGN])
+def test_gradients_of_kernels_are_gathered_one_vector_after_another(monkeypatch, matrix):
+    """Of wide kernels on small images the gradients are most of the memory: those of all vectors lie in the images."""
+    k, kernel = 8, 8 * 9 * 32 * 32
+    wide = nn.Sequential(nn.Conv2d(1, 32, 1), nn.Tanh(), nn.Conv2d(32, 32, 3, padding=1), nn.AvgPool2d(2), nn.Flatten())
+    data = torch.randn(1, 1, 2, 2), torch.zeros(1, 32)
+    A = matrix(ritz.Risk(wide, nn.MSELoss(), data, plan=ritz.Plan(route="forward")))
+    rows = ready(A, k)
+    with counted(monkeypatch, memory=True) as work:
+        A.rows(rows)
+    assert work.peak <= k * kernel + 3 * kernel
+
+
 def test_a_large_activation_is_cut_into_pieces(monkeypatch):
     """On a CPU the tangents of one activation take 16 MiB at most."""
     wide = nn.Sequential(nn.Linear(1, 1 << 13, bias=False), nn.ReLU(), nn.Linear(1 << 13, 1, bias=False))

@@ -1,6 +1,6 @@
 """The rules of some layers, and the table of all rules."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from .rules import (
     sinks_of,
     tensor_of,
 )  # fmt: skip
+from .sinks import Sink
 
 
 class Softmax(Rule):
@@ -211,27 +212,27 @@ class Convolution(Rule):
         x = tensor_of(self.x)
         return self._back(bars, x.new_empty(1).expand(len(bars), *x.shape[1:]), weight, 0)  # its shape alone is read
 
-    def _ahead_by(self, weights: Tensor) -> Tensor | list[Tensor]:
+    def _ahead_by(self, weights: Tensor) -> Iterable[Tensor]:
         """The convolution of x with each of K weights."""
         x = tensor_of(self.x)
         if not self.folds:
-            return [self._ahead(x, weight) for weight in weights]
+            return (self._ahead(x, weight) for weight in weights)
         return apart(self._ahead(x, in_a_row(weights, x)), len(weights))
 
-    def _in_weight(self, bars: Tensor) -> Tensor:
+    def _in_weight(self, bars: Tensor) -> Iterable[Tensor]:
         """The gradient in the weight of each of K cotangents."""
         x, weight = tensor_of(self.x), tensor_of(self.weight)
         if not self.folds:
-            return torch.stack([self._back(bar, x, weight, 1) for bar in bars])
+            return (self._back(bar, x, weight, 1) for bar in bars)
         found = self._back(side_by_side(bars, self.out), x, kernels(len(bars) * len(weight), x, weight), 1)
         return found.reshape(len(bars), *weight.shape)
 
-    def _bent(self, bar: Tensor, dots: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _bent(self, bar: Tensor, dots: Tensor, weights: Tensor) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
         """The gradients of one cotangent in x by K weights, and in the weight by K tangents of x."""
         x, weight = tensor_of(self.x), tensor_of(self.weight)
         if not self.folds:
-            in_x = torch.stack([self._back(bar, x, w, 0) for w in weights])
-            return in_x, torch.stack([self._back(bar, dot, weight, 1) for dot in dots])
+            in_x = (self._back(bar, x, w, 0) for w in weights)
+            return in_x, (self._back(bar, dot, weight, 1) for dot in dots)
         images = side_by_side(dots, x)
         in_x = self._in_x(bar, side_by_side(weights, x))
         in_weight = self._back(bar, images, kernels(len(weight), images, weight), 1)
@@ -239,24 +240,17 @@ class Convolution(Rule):
 
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
         x, weight = tensor_of(self.x), tensor_of(self.weight)
-        terms = []
+        total = Sink()
         if isinstance(self.x, Value):
             dot = dots[self.x]
-            terms.append(self._ahead(in_a_row(dot, x), weight).unflatten(0, (len(dot), -1)))
+            total.add(self._ahead(in_a_row(dot, x), weight).unflatten(0, (len(dot), -1)), own=True)
         if isinstance(self.weight, Value):
-            terms.append(self._ahead_by(dots[self.weight]))
+            add_all(total, self._ahead_by(dots[self.weight]))
         if isinstance(self.bias, Value):
             dot = dots[self.bias]
-            terms.append(dot.reshape(len(dot), 1, -1, *(1,) * (x.ndim - 2)).expand(len(dot), *self.out.shape))
-        total = torch.stack(terms[0]) if isinstance(terms[0], list) else terms[0]
-        total = total.clone() if self.step.inputs == [self.bias] else total
-        for more in terms[1:]:
-            if isinstance(more, Tensor):
-                total += more
-                continue
-            for one, term in zip(total, more, strict=True):
-                one += term
-        return (total,)
+            total.add(dot.reshape(len(dot), 1, -1, *(1,) * (x.ndim - 2)).expand(len(dot), *self.out.shape))
+        assert total.total is not None
+        return (total.total if total.own else total.total.clone(),)
 
     def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
         (bar,) = bars
@@ -265,7 +259,7 @@ class Convolution(Rule):
             found = self._in_x(in_a_row(bar, self.out), tensor_of(self.weight))
             x.add(found.unflatten(0, (len(bar), -1)), own=True)
         if weight is not None:
-            weight.add(self._in_weight(bar), own=True)
+            add_all(weight, self._in_weight(bar))
         if bias is not None:
             bias.add(bar.sum((1, *range(3, bar.ndim))))
 
@@ -275,7 +269,12 @@ class Convolution(Rule):
             return
         bar = in_a_row(bars[0], self.out)  # that of all vectors
         for sink, found in zip((x, weight), self._bent(bar, dots[self.x], dots[self.weight]), strict=True):
-            sink.add(found, own=True)
+            add_all(sink, found)
+
+
+def add_all(sink: Any, terms: Iterable[Tensor]) -> None:
+    """The terms of K vectors, which are the sink's: stacked, or one after another."""
+    sink.add(terms, own=True) if isinstance(terms, Tensor) else sink.add_each(terms)
 
 
 def has_channels_last(image: Tensor) -> bool:

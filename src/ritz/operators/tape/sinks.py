@@ -1,6 +1,6 @@
 """Sums of what flows back to a value, (k, *shape): on the way, or at the place of a parameter in the image."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ class Sink:
             self.total += x
         else:
             self.total, self.own = self.total + x, True
+
+    def add_each(self, terms: Iterable[Tensor]) -> None:
+        """A term of one vector after another: never all of them at once where there is a sum already."""
+        if self.total is None or not self.own:
+            self.add(torch.stack(list(terms)), own=True)
+            return
+        for one, term in zip(self.total, terms, strict=True):
+            one += term
 
     def add_times(self, x: Tensor, y: Tensor, spare: bool = False) -> None:
         """x * y, which broadcast have the shape of the sum; a spare x may be written over."""
@@ -98,6 +106,11 @@ class Place(Sink):
 
     def add(self, x: Tensor, own: bool = False) -> None:
         self.total.add_(x) if self._open() else self.total.copy_(x)
+
+    def add_each(self, terms: Iterable[Tensor]) -> None:
+        old = self._open()
+        for one, term in zip(self.total, terms, strict=True):
+            one.add_(term) if old else one.copy_(term)
 
     def add_times(self, x: Tensor, y: Tensor, spare: bool = False) -> None:
         self.total.addcmul_(x, y) if self._open() else torch.mul(x, y, out=self.total)
