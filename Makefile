@@ -8,13 +8,14 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 SITE := .venv/.ready-docs
 
-.PHONY: help demo test test-slow faults fuzz check lint types format bench bench-gpu docs install integrations clean
+.PHONY: help demo test test-slow oldest faults fuzz check lint types format bench bench-gpu docs install integrations clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       the main job on a small data set: a table and a page, in under a minute"
 	@echo "make test       the tests, doctests included, that take seconds"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make oldest     the tests with the oldest versions of packages that are allowed, in .venv-oldest"
 	@echo "make faults     kills at 200 moments, full disks, lost ranks: what is survived, into docs/faults.md"
 	@echo "make fuzz       12,000 damaged files for every reader"
 	@echo "make check      lint + types + test, what must pass before a change goes in"
@@ -40,6 +41,14 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout=1800
+
+# In an environment of its own, without the packages that results are compared with: their tests are skipped.
+oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip
+	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c constraints/oldest.txt \
+	  $$(grep '^torch==' constraints/ci.txt) -e '.[demo,study]' --group test
+	.venv-oldest/bin/python -m pytest
 
 faults: $(DEV)
 	$(BIN)/python tests/faults/survey.py --kills 200 --out docs/faults.md
@@ -79,7 +88,7 @@ integrations: $(DEV)
 	@$(INSTALL) --group integrations
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 # What the package needs at run time. The version of pip is raised first: dependency groups came with pip 25.1.
 $(READY): pyproject.toml constraints/ci.txt

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -56,7 +57,11 @@ def test_a_bootstrap_interval_agrees_with_scipy():
     both = bootstrapped("loss", samples, num_draws=20_000)
     ours = dataclasses.replace(both, rule=both.rule.rules[0])  # without Student t
     theirs = stats.bootstrap(
-        (samples.numpy(),), lambda x, axis: x.mean(axis=axis), n_resamples=20_000, method="BCa", rng=0
+        (samples.numpy(),),
+        lambda x, axis: x.mean(axis=axis),
+        n_resamples=20_000,
+        method="BCa",
+        random_state=np.random.default_rng(0),
     )
     assert ours.interval() == pytest.approx(tuple(theirs.confidence_interval), rel=0.03)
 
