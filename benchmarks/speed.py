@@ -46,9 +46,9 @@ QUICK = {
     "patience": 60.0, "budget": math.inf, "lengths": [8, 80],
 }  # fmt: skip
 CPU = {
-    "problems": ["mlp", "conv", "transformer"], "rounds": 7, "batches": 2, "steps": 30, "probes": 12, "samples": 4096,
-    "loop": 5, "limit": 60.0, "columns": [1, 8], "batch_size": None, "images": 50_000, "precisions": ["float32"],
-    "patience": math.inf, "budget": math.inf, "lengths": list(LENGTHS[:3]),
+    "problems": ["mlp", "narrow", "conv", "transformer"], "rounds": 7, "batches": 2, "steps": 30, "probes": 12,
+    "samples": 4096, "loop": 5, "limit": 60.0, "columns": [1, 8], "batch_size": None, "images": 50_000,
+    "precisions": ["float32"], "patience": math.inf, "budget": math.inf, "lengths": list(LENGTHS[:3]),
 }  # fmt: skip
 CUDA = CPU | {
     "problems": ["vgg16_bn"], "batches": 8, "steps": 100, "probes": 30, "samples": 59_904, "loop": 200,

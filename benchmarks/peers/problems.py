@@ -99,6 +99,8 @@ GPT2 = (768, 12, 12, 1024, 50257)
 KINDS = {
     # the dense network of curvlinops' own benchmark
     "mlp": Kind(lambda: ritz.models.mlp(hidden=(1024, 512, 256, 128, 64, 32), seed=0), (784,), 10, 512),
+    # that of the papers, whose layers have ten columns
+    "narrow": Kind(lambda: ritz.models.mlp(seed=0), (784,), 10, 5000),
     "conv": Kind(_conv, (3, 32, 32), 10, 128),
     "transformer": Kind(lambda: _gpt(64, 2, 4, 64, 65), (64,), 65, 8, tokens=True),
     "lenet5": Kind(lambda: ritz.models.lenet5(seed=0), (1, 28, 28), 10, 256),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ritz
 from ritz import compilation
 from ritz.operators import footprint
-from ritz.operators.tape import Tape, Tapes, Untaped, factors, kept, layers
+from ritz.operators.tape import Tape, Tapes, Untaped, factors, kept, layers, sinks
 from ritz.space import ParamSpace
 
 MATRICES = ("Hessian", "GGN", "EmpiricalFisher")
@@ -361,6 +361,22 @@ def test_an_image_is_right_whatever_was_in_its_memory(monkeypatch):
     for name in ("unused", "language", "attention"):
         H = ritz.Hessian(cases.problem(name).risk(plan=PLAN))
         assert cases.relative(H.dense(), cases.truth(name, "Hessian")) < 1e-11
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as it is", "seen through its transpose"])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("columns", [1, sinks.NARROW, sinks.NARROW + 1])
+@pytest.mark.parametrize("rows", [2, sinks.TALL])
+@pytest.mark.parametrize("k", [1, sinks.FEW])
+def test_matrices_of_several_vectors_are_multiplied_with_a_common_one(k, rows, columns, beta, turned):
+    """Side by side where that is faster, into memory whose numbers are none where it is to be overwritten."""
+    common, many = torch.randn(1, rows, 5), torch.randn(k, 5, columns)
+    given = torch.randn(k, rows, columns) if beta else torch.full((k, rows, columns), torch.nan)
+    out = given.mT.clone(memory_format=torch.contiguous_format).mT if turned else given.clone()
+    truth = torch.stack([common[0] @ one for one in many])
+    torch.testing.assert_close(sinks.product(common, many, out, beta), truth + given if beta else truth)
+    torch.testing.assert_close(out, truth + given if beta else truth)
+    torch.testing.assert_close(sinks.product(common, many), truth)
 
 
 # ------------------------------------------------------------------------------------------ tapes that are kept

@@ -231,8 +231,7 @@ class Convolution(Rule):
         """The gradients of one cotangent in x by K weights, and in the weight by K tangents of x."""
         x, weight = tensor_of(self.x), tensor_of(self.weight)
         if not self.folds:
-            in_x = (self._back(bar, x, w, 0) for w in weights)
-            return in_x, (self._back(bar, dot, weight, 1) for dot in dots)
+            return (self._back(bar, x, w, 0) for w in weights), (self._back(bar, dot, weight, 1) for dot in dots)
         images = side_by_side(dots, x)
         in_x = self._in_x(bar, side_by_side(weights, x))
         in_weight = self._back(bar, images, kernels(len(weight), images, weight), 1)
