@@ -51,7 +51,8 @@ from ..operators.hessian import Hessian
 from ..optim import linear_decay, ramp_decay
 from ..plan import Plan
 from ..risk import Risk
-from .data import DATASETS, augment, load
+from .cifar_spectra import load_data
+from .data import DATASETS, augment
 from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training
 from .pool import Finished, train_all
@@ -273,20 +274,6 @@ def _optimizer(arm: Arm, setting: Setting) -> Callable[..., Optimizer]:
     )
 
 
-def load_data(setting: Setting) -> dict[str, Data]:
-    """Normalised images and labels: "train" (45,000), "val" (5,000) and "test" (10,000); 16 of each at smoke.
-
-    Raises:
-        FileNotFoundError: If CIFAR-100 is not there; it says where it was looked for.
-    """
-    most = setting.pick(16, 50_000, 50_000)
-    parts = {}
-    for name, split in (("train", "fit"), ("val", "val"), ("test", "test")):
-        images, labels = load("CIFAR100", setting.data, setting.device, split)  # type: ignore[arg-type]
-        parts[name] = NORM(images[:most]), labels[:most]
-    return parts
-
-
 # ---------------------------------------------------------------------------------------------------- runs
 
 
@@ -300,7 +287,7 @@ def study(item: str, setting: Setting, progress: Progress) -> Rows:
     """
     if item not in STUDIES:
         raise ValueError(f"there is no item {item!r}; there are {', '.join(STUDIES)}")
-    plan, data = STUDIES[item], load_data(setting)
+    plan, data = STUDIES[item], load_data("vgg16", setting)
     seeds = range(setting.num_seeds(*plan.seeds))
     measured = partial(finish, images=setting.pick(*plan.images), num_steps=setting.pick(2, 12, 100))
 
