@@ -28,30 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILE = "kfac.json"
-CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0 halves the image
 PRECISIONS = {"default": (True, False), "tf32": (True, True), "float32": (False, False)}  # convolutions, products
 Step = Callable[[], Any]
 
 
-# --------------------------------------------------------------------------------------- network and data
-
-
-def vgg16(width: float = 1.0, classes: int = 100, channels: int = 3) -> nn.Sequential:
-    """VGG-16 without normalisation, a head of 512-512-512-100 with dropout: 15,291,300 parameters."""
-    layers: list[nn.Module] = []
-    inputs = channels
-    for channels in CHANNELS:
-        if not channels:
-            layers.append(nn.MaxPool2d(2))
-            continue
-        outputs = int(width * channels)
-        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
-        nn.init.normal_(conv.weight, std=(2 / (9 * outputs)) ** 0.5)
-        nn.init.zeros_(conv.bias)
-        layers += [conv, nn.ReLU(inplace=True)]
-        inputs = outputs
-    head = [nn.Dropout(), nn.Linear(inputs, inputs), nn.ReLU(True), nn.Dropout(), nn.Linear(inputs, inputs)]
-    return nn.Sequential(*layers, nn.Flatten(), *head, nn.ReLU(True), nn.Linear(inputs, classes))
+# ------------------------------------------------------------------------------------------------ cases
 
 
 class Bench:
@@ -59,7 +40,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> None:
         torch.manual_seed(0)
-        self.model = vgg16(args.width).to(args.device).train()
+        self.model = ritz.models.vgg16(width=args.width).to(args.device).train()
         self.batches = cycle(list(zip(*(part.split(args.batch_size) for part in data), strict=True)))
         self.device = args.device
         self.loss = torch.zeros(())
@@ -228,7 +209,8 @@ def measure(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) ->
     torch.manual_seed(0)
     num = args.batch_size * 16
     data = (torch.randn(num, 3, 32, 32, device=args.device), torch.randint(100, (num,), device=args.device))
-    report: dict[str, Any] = {"num_params": sum(p.numel() for p in vgg16(args.width).parameters()), "runs": {}}
+    num_params = sum(p.numel() for p in ritz.models.vgg16(width=args.width).parameters())
+    report: dict[str, Any] = {"num_params": num_params, "runs": {}}
     for precision in args.precisions:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[precision]
         start = time.perf_counter()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import reports
 import torch
-from kfac import vgg16
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.optim.lr_scheduler import LambdaLR
 
+from ritz import models
 from ritz.optim import KFAC, linear_decay
 from ritz.papers.data.images import load_images
 from ritz.results import from_samples
@@ -62,7 +62,7 @@ def load(args: argparse.Namespace) -> tuple[Data, Data]:
 
 def network(args: argparse.Namespace, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return vgg16(args.width, classes=10, channels=1).to(args.device).train()
+    return models.vgg16(10, in_channels=1, width=args.width).to(args.device).train()
 
 
 def optimiser(model: nn.Module, arm: str, settings: dict[str, float], seed: int) -> torch.optim.Optimizer:
