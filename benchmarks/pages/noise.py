@@ -2,21 +2,17 @@
 
 import math
 import statistics
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import reports
-import torch
 from noise import BARS, FILE, FULL, OWN, WAYS
-
-from ritz.results import from_samples
 
 
 def within(values: list[float], digits: int = 2) -> str:
     """A mean with its 95 % interval by Student's t."""
-    mean = from_samples("", torch.tensor(values, dtype=torch.float64))
+    mean = reports.mean(values)
     low, high = mean.interval(0.95)
     return f"{float(mean.value):.{digits}f} ({float(low):.{digits}f} to {float(high):.{digits}f})"
 
@@ -85,7 +81,7 @@ def verdict(report: dict[str, Any]) -> str:
         "squares with a long tail, is taken as it is. There is no bias to be seen: of all the means the one farthest "
         f"from the truth is {off:.1f} of its standard errors away, and all of them share their batches."
     )
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    return reports.filled(text)
 
 
 def shares(report: dict[str, Any]) -> dict[tuple[str, str], list[float]]:
@@ -114,7 +110,7 @@ def loops_apart(report: dict[str, Any]) -> str:
         "more than what was asked for, so the second time the seconds of AutoDamping were taken within each loop. All "
         "else is of one run, whose number of repeats was set before it, so that it takes minutes."
     )
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    return reports.filled(text)
 
 
 def cost_table(report: dict[str, Any]) -> str:
