@@ -156,6 +156,8 @@ STATEMENTS = {  # families of claims, and what section 5 says
     "descent closed": "more damping closes that gap entirely (abstract)",
 }
 
+NAMES = {"train_error": "training error", "test_error": "test error", "gap": "gap"}
+
 
 def family(key: judgement.Key) -> str:
     """The statement that a claim belongs to."""
@@ -174,7 +176,7 @@ def facts(report: dict[str, Any], results: judgement.Results) -> dict[str, Any]:
     claims = all_claims(report)
     settings = report["settings"]
     first, second = results
-    picture = claims["both", "picture"]
+    picture, etas = claims["both", "picture"], judgement.etas(results[first])
     return {
         **report, **settings, **dict(zip(("train", "test"), report["images"], strict=True)),
         "num_seeds": len(settings["seeds"]), "grid": listed(f"{damping:g}" for damping in settings["dampings"]),
@@ -183,8 +185,10 @@ def facts(report: dict[str, Any], results: judgement.Results) -> dict[str, Any]:
         "higher": marked(claims["both", "higher"]),
         "picture": picture.evidence, "opposed": picture.measured or "none",
         "errors": error_table(results), "statements": statement_table(results, claims),
-        "less_damping": damping_table(results, claims), "larger_eta": eta_table(results, claims),
-        "graver": graver_table(results, claims), "equation_9": distance_table(results, claims),
+        "less_damping": pairs_table(results, claims, "damping", ("test_error", "gap"), etas),
+        "larger_eta": eta_table(results, claims),
+        "graver": pairs_table(results, claims, "graver", ("train_error", "test_error"), etas[1:]),
+        "equation_9": distance_table(results, claims),
         **findings(report, results, claims),
     }  # fmt: skip
 
@@ -268,18 +272,17 @@ def statement_table(results: judgement.Results, claims: dict[judgement.Key, Clai
     return table(["statement", *verdicts], lines)
 
 
-def damping_table(results: judgement.Results, claims: dict[judgement.Key, Claim]) -> str:
-    """Changes from one damping to the next lower, and from the highest to the lowest."""
-    etas = judgement.etas(next(iter(results.values())))
+def pairs_table(
+    results: judgement.Results, claims: dict[judgement.Key, Claim], statement: str, errors: Sequence[str],
+    etas: Sequence[float],
+) -> str:  # fmt: skip
+    """What a statement has of each pair of dampings, by error and eta."""
     lines = []
     for name in results:
-        pairs = [key[4:] for key in claims if key[:4] == (name, "damping", "test_error", etas[0])]
-        for more, less in pairs:
-            cells = [marked(claims[name, "damping", key, eta, more, less])
-                     for key in ("test_error", "gap") for eta in etas]  # fmt: skip
-            lines.append([name, f"{more:g} to {less:g}", *cells])
-    head = ["", "δ", *(f"{what}, η = {eta:g}" for what in ("test error", "gap") for eta in etas)]
-    return table(head, lines)
+        for pair in [key[4:] for key in claims if key[:4] == (name, statement, errors[0], etas[0])]:
+            cells = [marked(claims[name, statement, key, eta, *pair]) for key in errors for eta in etas]
+            lines.append([name, "{:g} to {:g}".format(*pair), *cells])
+    return table(["", "δ", *(f"{NAMES[key]}, η = {eta:g}" for key in errors for eta in etas)], lines)
 
 
 def eta_table(results: judgement.Results, claims: dict[judgement.Key, Claim]) -> str:
@@ -293,19 +296,6 @@ def eta_table(results: judgement.Results, claims: dict[judgement.Key, Claim]) ->
             ]
             lines.append([name, f"{damping:g}", *cells])
     head = ["", "δ", *(f"{what}, η {low:g} to {high:g}" for what in ("test error", "gap") for low, high in pairs)]
-    return table(head, lines)
-
-
-def graver_table(results: judgement.Results, claims: dict[judgement.Key, Claim]) -> str:
-    """How the harm of eta grows with damping."""
-    etas = judgement.etas(next(iter(results.values())))[1:]
-    lines = []
-    for name in results:
-        for less, more in [key[4:] for key in claims if key[:4] == (name, "graver", "train_error", etas[0])]:
-            cells = [marked(claims[name, "graver", key, eta, less, more])
-                     for key in ("train_error", "test_error") for eta in etas]  # fmt: skip
-            lines.append([name, f"{less:g} to {more:g}", *cells])
-    head = ["", "δ", *(f"{what}, η = {eta:g}" for what in ("training error", "test error") for eta in etas)]
     return table(head, lines)
 
 
