@@ -237,7 +237,7 @@ def average_case_sharpness(
 
 
 def logit_normalised(risk: Risk) -> Risk:
-    """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023).
+    """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023, their code).
 
     Any measure can be taken of it; none then changes when the outputs are scaled or shifted. It is another loss, whose
     values are not those of the network: logits of norm 1 are far from confident. Logits that are all equal stay 0. Two
