@@ -184,36 +184,36 @@ STUDIES: dict[str, Study] = {
     "table2": Study((SGD, ADAM_D, ADAM), seeds=(2, 3, 5)),
     "figure12": Study((
         _kfac(0.03, learned=True), _kfac(0.03, learned=True, dropout=False), _kfac(0.1), _kfac(0.03), SGD_THIRD, SGD,
-    ), seeds=(2, 3, 3)),
+    )),
     "figure12-dropout": Study((
         _kfac(0.03, learned=True, dropout=False, never=True), _kfac(0.03, learned=True, dropout=False),
         _kfac(0.03, dropout=False),
     ), seeds=(2, 4, 4)),
     "figure12-low": Study((
         _kfac(0.01, learned=True), _kfac(0.01), _kfac(0.01, learned=True, dropout=False), _kfac(0.01, dropout=False),
-    ), seeds=(2, 3, 3)),
+    )),
     "figure12-code": Study((
         _kfac(0.03, learned=True, dropout=False, code=True, epochs=FADED), _kfac(0.1, code=True, epochs=FADED),
         _kfac(0.03, code=True, epochs=FADED), _kfac(0.03, learned=True, code=True, epochs=FADED), SGD,
-    ), seeds=(2, 3, 3)),
+    )),
     "table1": Study(
-        tuple(replace(arm, epochs=BRIEF) if arm.method == "Adam" else arm for arm in TABLE1), seeds=(2, 3, 3),
+        tuple(replace(arm, epochs=BRIEF) if arm.method == "Adam" else arm for arm in TABLE1),
         images=(8, 640, 45_000),
     ),
     "figure11": Study((
         *(_kfac(start, 1e-4, learned=True) for start in LOW), *(_kfac(flat, 1e-4) for flat in (*LOW, 0.01, 0.1)),
-    ), seeds=(2, 3, 3)),
+    )),
     "figure13": Study((
         _kfac(1e-4, 1e-4, learned=True), _kfac(0.03, 1e-4, learned=True), _kfac(0.03, 1e-4), _kfac(0.1, 1e-4),
     )),
     "figure14": Study(tuple(replace(arm, epochs=RAMPED) for arm in (
         RAMP_LEARNED, RAMP, SGD, replace(RAMP_LEARNED, dropout=False), replace(RAMP_LEARNED, ramp=False), ADAM, ADAM_D,
         replace(RAMP, ramp=False),
-    )), seeds=(2, 3, 3)),
+    ))),
     "figure9": Study(tuple(
         Arm("AdamW", 1e-3, eps, weight_decay=decay, epochs=NORMED)
         for decay in DECAYS for eps in (SMALL_EPS, LARGE_EPS)
-    ), seeds=(2, 3, 3)),
+    )),
     "stable": Study(tuple(
         Arm(method, rate, 1.0 if method != "SGD" else 0.0, epochs=_TRIED)
         for method in ("SGD", "Adam", "KFAC") for rate in RATES
