@@ -20,7 +20,7 @@ from peers.problems import make
 
 import ritz
 from ritz.doctor import costs
-from ritz.integrations import forecast as forecasts
+from ritz.integrations.forecast import forecast
 from ritz.integrations.track import DEFAULT
 from ritz.measures.registry import resolve
 from ritz.provenance import versions
@@ -42,7 +42,7 @@ def one(network: str, kind: str, args: argparse.Namespace) -> dict[str, float]:
     risk.check()
     rows = resolve(MEASURES[kind])
     begin = time.process_time()
-    seconds = forecasts.forecast(risk, rows, **options)
+    seconds = forecast(risk, rows, **options)
     between = time.process_time()
     ritz.measure(risk, measures=rows, seed=0, **options)
     return {"forecast": seconds, "took": between - begin, "look": time.process_time() - between}
@@ -78,7 +78,7 @@ def main() -> None:
     if args.quick:
         args.networks, args.rounds, args.batches, args.out = ["tiny"], 1, 2, reports.QUICK
     torch.set_num_threads(1)
-    forecasts.clock = costs.clock = time.process_time
+    costs.clock = time.process_time
     about = reports.about(args, ("networks", "batches", "rounds", "num_steps", "num_probes"))
     about["settings"]["batch_sizes"] = {name: NETWORKS[name] for name in args.networks}
     found = reports.rounded(measure(args), ".4g")

@@ -13,8 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import reports
 import torch
@@ -24,34 +23,12 @@ from torch.nn.functional import cross_entropy
 import ritz
 from ritz.optim import KFAC, AutoDamping, TracePenalty
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FILE = "kfac.json"
-CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0 halves the image
 PRECISIONS = {"default": (True, False), "tf32": (True, True), "float32": (False, False)}  # convolutions, products
 Step = Callable[[], Any]
 
 
-# --------------------------------------------------------------------------------------- network and data
-
-
-def vgg16(width: float = 1.0, classes: int = 100, channels: int = 3) -> nn.Sequential:
-    """VGG-16 without normalisation, a head of 512-512-512-100 with dropout: 15,291,300 parameters."""
-    layers: list[nn.Module] = []
-    inputs = channels
-    for channels in CHANNELS:
-        if not channels:
-            layers.append(nn.MaxPool2d(2))
-            continue
-        outputs = int(width * channels)
-        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
-        nn.init.normal_(conv.weight, std=(2 / (9 * outputs)) ** 0.5)
-        nn.init.zeros_(conv.bias)
-        layers += [conv, nn.ReLU(inplace=True)]
-        inputs = outputs
-    head = [nn.Dropout(), nn.Linear(inputs, inputs), nn.ReLU(True), nn.Dropout(), nn.Linear(inputs, inputs)]
-    return nn.Sequential(*layers, nn.Flatten(), *head, nn.ReLU(True), nn.Linear(inputs, classes))
+# ------------------------------------------------------------------------------------------------ cases
 
 
 class Bench:
@@ -59,7 +36,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> None:
         torch.manual_seed(0)
-        self.model = vgg16(args.width).to(args.device).train()
+        self.model = ritz.models.vgg16(width=args.width).to(args.device).train()
         self.batches = cycle(list(zip(*(part.split(args.batch_size) for part in data), strict=True)))
         self.device = args.device
         self.loss = torch.zeros(())
@@ -228,7 +205,8 @@ def measure(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) ->
     torch.manual_seed(0)
     num = args.batch_size * 16
     data = (torch.randn(num, 3, 32, 32, device=args.device), torch.randint(100, (num,), device=args.device))
-    report: dict[str, Any] = {"num_params": sum(p.numel() for p in vgg16(args.width).parameters()), "runs": {}}
+    num_params = sum(p.numel() for p in ritz.models.vgg16(width=args.width).parameters())
+    report: dict[str, Any] = {"num_params": num_params, "runs": {}}
     for precision in args.precisions:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[precision]
         start = time.perf_counter()
@@ -341,262 +319,12 @@ def operations(args: argparse.Namespace, data: tuple[Tensor, Tensor]) -> dict[st
     return found
 
 
-# --------------------------------------------------------------------------------------------- the page
-
-
-def page(folder: Path, target: Path) -> None:
-    """The figure and the tables, from the result file."""
-    report = reports.read(folder / FILE)
-    target.mkdir(parents=True, exist_ok=True)
-    figure(report).savefig(target / "kfac.png", dpi=100)
-    tables = {
-        "bars": bars(report),
-        "loops": loops_table(report), "memory": memory_table(report),
-        "where": "\n\n".join(where_table(report, name) for name in report["runs"]),
-    }  # fmt: skip
-    named = [PRECISION_NAMES[name] for name in report["runs"]]
-    named += [f"*{name}* was not measured." for name in PRECISIONS if name not in report["runs"]]
-    tables |= {"shares": damping_table(report), "busy": operations_table(report), "precisions": "\n".join(named)}
-    tables["says"] = "" if " CPU, " in report["machine"] else SAYS  # it is about the committed run
-    text = PAGE.format(**{**report, **report["settings"], **tables})
-    (target / "kfac.md").write_text(text, encoding="utf8")
-
-
-PRECISION_NAMES = {
-    "default": "*default* is torch's precision: TF32 in convolutions, not in matrix products.",
-    "tf32": "*tf32* allows TF32 in both.",
-    "float32": "*float32* allows it in neither.",
-}
-
-PAGE = """# What training by curvature costs
-
-VGG-16 for CIFAR-100 without normalisation, P = {num_params:,}, batches of {batch_size} on noise of the right shape,
-float32 weights: a step of SGD with momentum is the unit. KFAC runs at the intervals of seed 004's authors, statistics
-every {factor_every} steps and eigenvectors every {inverse_every}, refreshes included. All cases take turns in {rounds}
-rounds of one run; a ratio is to SGD in the same round, and its median over rounds is told, with the smallest and the
-largest. The loop is the plain one: eager, contiguous layout, cuDNN's own choice of algorithms.
-
-{precisions}
-KFAC's products with eigenvectors and its factors are in TF32 in both; its eigenvectors are not.
-
-Written by `python benchmarks/kfac.py --page benchmarks/results docs` from `benchmarks/results/kfac.json`: {machine},
-torch {torch}, commit {commit}.
-
-![Where a step of KFAC goes](kfac.png)
-
-Milliseconds of an average step by what they are for, from steps that wait for the device; dotted: four steps of SGD.
-
-## The bars
-
-{bars}
-
-Loops of {inverse_every} steps, for a penalty {steps}, are timed as a whole, with one wait for the device at the end. A
-window of AutoDamping is all that it does in {inverse_every} steps, alone; its share is of that many steps of the loop.
-{says}
-## The steps
-
-Milliseconds. The column *whole loop* is that of the bars. The others wait for the device after every step: medians over
-the steps of a round, and for the average step of KFAC, refreshes included, the mean.
-
-{loops}
-
-## Learned damping
-
-Milliseconds of a window of {inverse_every} steps, and its share of the loops' own.
-
-{shares}
-
-## Where the time goes
-
-Milliseconds of the parts of a step, waiting after each. A penalty is part of `forward`, and of `backward` once more.
-Statistics are taken inside of `backward`; eigenvectors and products with them belong to `step`.
-
-{where}
-{busy}
-## Memory
-
-GiB on the device, after three steps and at their height, each case alone; images and weights are counted.
-
-{memory}
-"""
-
-SAYS = """
-## What it says
-
-The cells in bold apart, every bar is met in both precisions. A network of this size waits for the host, which
-starts its kernels one by one: SGD takes 4.8 ms, the device being busy for 3.4 of them. So the remedy is the same
-everywhere, to record what is done at each step as a CUDA graph and replay it (`ritz.replay`):
-
-- **Penalties.** Eager, a quarter of the batch costs 5.6 steps of SGD in the GGN form and 12 in the Hessian form.
-  Replayed, 2.0 and 3.9. Convolutions are differentiated by forms of their own (`ritz.convolutions`), since torch's
-  second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs` shares the graph of
-  the user's forward pass, which cannot be recorded, and misses its bar: where the host is the bottleneck the call with
-  a pass of its own is the faster one.
-- **AutoDamping.** With 4 batches a refresh, 8 products of 64 images and 4 probes: 99 ms beside the 480 of 100 steps
-  of SGD; eager 232.
-- **KFAC with full eigendecompositions.** 15.3 ms a step, of which 6.7 are eigenvectors and 1.6 statistics. The step
-  itself, two products with eigenvectors on either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of
-  the device. Five decompositions run beside each other, each on a stream and in a thread of its own, which the profiler
-  below does not see: a step with new eigenvectors takes 692 ms, and took 924 in a run where they followed one another
-  (`benchmarks/results/kfac-a3326dd.json`).
-- **With `refresh="qr"`** such a step takes 181 ms, and took 350: eigenvectors are 1.6 ms of an average step of 9.7.
-
-The device's own work is not hidden by a faster host, so the ratios rise with it. In the tf32 part of an earlier
-run (`benchmarks/results/kfac-30c6c76.json`) SGD took 3.7 ms, near what the device needs for it, and most bars were
-missed: KFAC, whose step was the same and which took 15.9 and 10.0 ms, came to 4.3 and 2.7, penalties to 3.4 and 7.0 on
-the whole batch and 2.5 on a quarter, since made some per cent cheaper, and learned damping, of 8 batches then, to 42 %
-of SGD. In its default part, with SGD at 4.5 ms, all but the quarter's, 2.1, were met by the default calls. KFAC has
-become cheaper since, as told above; a penalty on such a host would miss its bar still.
-
-All of it is for models made of torch.nn's modules alone, which are known to do the same at each call. Others run
-eagerly unless `TracePenalty(replay=True)` and `Plan(replay=True)` say that they may be recorded; KFAC's step needs no
-such word. A recording keeps the memory of its intermediate results, see below.
-"""
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-BARS = (
-    ("KFAC, full eigendecompositions", "KFAC, eigh", 4.0),
-    ('KFAC, `refresh="qr"`', "KFAC, qr", 2.5),
-    ("penalty, GGN, whole batch", "GGN, all", 3.3),
-    ("penalty, GGN, whole batch, `on_outputs`", "GGN, all, on_outputs", 3.3),
-    ("penalty, GGN, a quarter (default)", "GGN, a quarter", 2.0),
-    ("penalty, GGN, a quarter, `replay=False`", "GGN, a quarter, eager", 2.0),
-    ("penalty, Hessian, whole batch", "Hessian, all", 6.0),
-    ("penalty, Hessian, a quarter", "Hessian, a quarter", 6.0),
-    ("penalty, Hessian, a quarter, `replay=False`", "Hessian, a quarter, eager", 6.0),
-)
-
-
-def bars(report: dict[str, Any]) -> str:
-    """What was promised and what was measured; bold is missed."""
-    runs = report["runs"]
-    lines = ["| times a step of SGD | bar | " + " | ".join(runs) + " |", "| --- | ---: |" + " ---: |" * len(runs)]
-    for title, name, bar in BARS:
-        cells = [_judged(run["loops"][name]["ratio"], bar) for run in runs.values()]
-        lines.append(f"| {title} | {bar:g} | " + " | ".join(cells) + " |")
-    for loop, bar in (("SGD", 40.0), ("KFAC, eigh", 15.0)):
-        for name in next(iter(runs.values()))["damping"]:
-            cells = [_judged(shares(run, name, loop, report), bar, 0) for run in runs.values()]
-            lines.append(f"| AutoDamping, {name}, % of {loop} | {bar:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n\nBold: the bar is missed."
-
-
-def _judged(values: list[float], bar: float, digits: int = 2) -> str:
-    text = spread(values, digits)
-    return text if statistics.median(values) <= bar else f"**{text}**"
-
-
-def shares(run: dict[str, Any], name: str, loop: str, report: dict[str, Any]) -> list[float]:
-    every = report["settings"]["inverse_every"]
-    return [100 * a / (b * every) for a, b in zip(run["damping"][name], run["loops"][loop]["mean"], strict=True)]
-
-
-def loops_table(report: dict[str, Any]) -> str:
-    lines = ["| | case | whole loop | single step | ratio of single steps |", "| --- | --- |" + " ---: |" * 3]
-    for precision, run in report["runs"].items():
-        for name, found in run["loops"].items():
-            row = [spread(found["mean"]), spread(found["step"]), spread(found["step_ratio"])]
-            lines.append(f"| {precision} | {name} | " + " | ".join(row) + " |")
-            if "plain" not in found:
-                continue
-            for kind in ("plain", "statistics", "eigenvectors"):
-                row = [spread(found[kind]), spread(found[f"{kind}_ratio"])]
-                lines.append(f"| {precision} | {name}: a step with {kind} | | " + " | ".join(row) + " |")
-    return "\n".join(lines).replace("a step with plain", "a step without refresh")
-
-
-def damping_table(report: dict[str, Any]) -> str:
-    loops = ("SGD", "KFAC, eigh", "KFAC, qr")
-    lines = [
-        "| | curvature | ms | " + " | ".join(f"% of {loop}" for loop in loops) + " |",
-        "| --- | --- |" + " ---: |" * 4,
-    ]
-    for precision, run in report["runs"].items():
-        for name, times in run["damping"].items():
-            row = [spread(times, 0), *(spread(shares(run, name, loop, report), 0) for loop in loops)]
-            lines.append(f"| {precision} | {name} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def where_table(report: dict[str, Any], precision: str) -> str:
-    lines = [f"| {precision} | forward | backward | step |", "| --- | ---: | ---: | ---: |"]
-    for name, kinds in report["runs"][precision]["phases"].items():
-        for kind, times in kinds.items():
-            row = [f"{times[part]:.2f}" for part in ("forward", "backward", "step")]
-            lines.append(f"| {name}: {kind} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def operations_table(report: dict[str, Any]) -> str:
-    if "operations" not in report:
-        return ""
-    lines = ["\nHow long the device is busy in a step, by torch's profiler, and with what.\n"]
-    lines += [f"| {next(iter(report['runs']))} | busy | operations |", "| --- | ---: | --- |"]
-    for name, found in report["operations"].items():
-        named = ", ".join(f"{op.removeprefix('aten::')} {ms:.2f}" for op, ms, _ in found["operations"][:6])
-        lines.append(f"| {name} | {found['busy']:.2f} | {named} |")
-    return "\n".join(lines) + "\n"
-
-
-def memory_table(report: dict[str, Any]) -> str:
-    if not any(report["memory"].values()):
-        return "Not measured: the run had no accelerator."
-    lines = [f"| {next(iter(report['runs']))} | held | peak |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {found['held']:.2f} | {found['peak']:.2f} |" for name, found in report["memory"].items()]
-    if not any(name.startswith("AutoDamping") for name in report["memory"]):
-        lines.append("\nThat of AutoDamping was not measured.")
-    return "\n".join(lines)
-
-
-def pieces(run: dict[str, Any], name: str, settings: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds of an average step, by what they are for."""
-    found = {key: statistics.median(value) for key, value in run["loops"][name].items() if isinstance(value, list)}
-    base = statistics.median(run["loops"]["SGD"]["step"])
-    if name == "SGD":
-        return {"the step of SGD": base}
-    return {
-        "the step of SGD": base,
-        "products with eigenvectors": found["plain"] - base,
-        "statistics": (found["statistics"] - found["plain"]) / settings["factor_every"],
-        "new eigenvectors": (found["eigenvectors"] - found["statistics"]) / settings["inverse_every"],
-    }
-
-
-def figure(report: dict[str, Any]) -> "Figure":
-    """The average step in pieces, a panel for each precision."""
-    from matplotlib.figure import Figure
-
-    runs = report["runs"]
-    drawing = Figure(figsize=(3.2 * len(runs) + 0.6, 3.3), layout="constrained")
-    axes = drawing.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-    colors = dict(zip(pieces(runs[next(iter(runs))], "KFAC, eigh", report["settings"]), COLORS, strict=True))
-    for ax, (precision, run) in zip(axes, runs.items(), strict=True):
-        for place, name in enumerate(("SGD", "KFAC, eigh", "KFAC, qr")):
-            bottom = 0.0
-            for piece, height in pieces(run, name, report["settings"]).items():
-                label = piece if place == 1 else None
-                ax.bar(place, height, bottom=bottom, color=colors[piece], label=label, width=0.7)
-                bottom += height
-        ax.set(title=precision, xticks=range(3), xticklabels=("SGD", "KFAC\neigh", "KFAC\nqr"))
-        ax.axhline(4 * statistics.median(run["loops"]["SGD"]["step"]), ls=":", color="0.3", lw=1)
-        ax.grid(axis="y", alpha=0.3)
-    axes[0].set_ylabel("milliseconds a step")
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    return drawing
-
-
-COLORS = ("#999999", "#56B4E9", "#009E73", "#D55E00")
-
-
 # ----------------------------------------------------------------------------------------- command line
 
 
 def main() -> None:
+    from pages.kfac import page  # which looks into this script
+
     parser = reports.parser(__doc__, "a thin network, few steps, seconds: does it run?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))

@@ -12,21 +12,19 @@ Fashion-MNIST is found through RITZ_DATA or --data, a folder in torchvision's la
 
 import argparse
 import math
-import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reports
 import torch
-from kfac import vgg16
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.optim.lr_scheduler import LambdaLR
 
+from ritz import models
 from ritz.optim import KFAC, linear_decay
 from ritz.papers.data.images import load_images
-from ritz.results import from_samples
 from ritz.space import random_permutation, random_uniform
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def load(args: argparse.Namespace) -> tuple[Data, Data]:
 
 def network(args: argparse.Namespace, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return vgg16(args.width, classes=10, channels=1).to(args.device).train()
+    return models.vgg16(10, in_channels=1, width=args.width).to(args.device).train()
 
 
 def optimiser(model: nn.Module, arm: str, settings: dict[str, float], seed: int) -> torch.optim.Optimizer:
@@ -136,7 +134,7 @@ def measure(args: argparse.Namespace, keep: Any) -> None:
 
 def summary(values: list[float]) -> tuple[float, float, float]:
     """Mean, and the ends of its 95 % interval by Student's t."""
-    mean = from_samples("", torch.tensor(values, dtype=torch.float64))
+    mean = reports.mean(values)
     low, high = mean.interval(0.95)
     return float(mean.value), float(low), float(high)
 
@@ -184,7 +182,7 @@ def verdict(report: dict[str, Any]) -> str:
         "differ: see the spread in the figure. A comparison with less noise, on a small network, is on [another "
         "page](convergence.md)."
     )
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    return reports.filled(text)
 
 
 def grid_table(report: dict[str, Any]) -> str:

@@ -57,6 +57,13 @@ def test_the_page_of_measures_has_the_table_of_each_family(family):
     assert ritz.measures.catalogue(family).markdown() in page
 
 
+def test_the_page_of_measures_says_what_each_source_is():
+    page = (ROOT / "docs" / "measures.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^- (\w.*? \d{4}):", page, flags=re.MULTILINE))
+    named = {re.match(r"[A-Z]\w+.*? (?:19|20)\d\d", row.source) for row in ritz.measures.MEASURES.values()}
+    assert {found[0] for found in named if found} == listed
+
+
 def test_the_number_of_measures_is_the_same_everywhere():
     number = str(len(ritz.measures.MEASURES))
     for name in ("README.md", "CHANGELOG.md"):

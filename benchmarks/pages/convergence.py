@@ -3,15 +3,14 @@
 import json
 import math
 import statistics
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from convergence import CHANCE, DAMPINGS, EARLY, EPS, FILE, LONG, QR, RATES, arms, grid_loss, mean_damping
+from reports import filled, mean
 
-from ritz.results import Estimate, from_samples
+from ritz.results import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,10 +31,6 @@ def ended(report: dict[str, Any], arm: str, key: str) -> dict[int, float]:
     """The last value of each seed; of those that were not lost."""
     rows = [row for row in report["runs"] if row["arm"] == arm and row["lost"] is None]
     return {row["seed"]: row["curve"][-1][KEYS[key]] for row in rows}
-
-
-def mean(values: Sequence[float]) -> Estimate:
-    return from_samples("mean", torch.tensor(list(values), dtype=torch.float64))
 
 
 def paired(report: dict[str, Any], first: str, second: str, key: str) -> Estimate | None:
@@ -346,11 +341,10 @@ def _filled(block: str) -> str:
     """A paragraph or a list in lines of 120 columns; tables, headings and pictures as they are."""
     if block[:1] in ("|", "#", "!") or not block.strip():
         return block
-    fill = {"width": 120, "break_long_words": False, "break_on_hyphens": False}
     if not block.startswith("- "):
-        return textwrap.fill(block, **fill)
+        return filled(block)
     items = [" ".join(item.split()) for item in block.removeprefix("- ").split("\n- ")]
-    return "\n".join(textwrap.fill(f"- {item}", subsequent_indent="  ", **fill) for item in items)
+    return "\n".join(filled(f"- {item}", hang="  ") for item in items)
 
 
 def beginnings(report: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from reports import filled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +133,7 @@ def tried(text: str, folder: Path) -> str:
             print(f"left out of the page, {error}: {entry.strip().splitlines()[0]}")
             continue
         hang = "  " if found.startswith("- ") else ""
-        parts.append(textwrap.fill(found, 120, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False))
+        parts.append(filled(found, hang))
     return "\n".join(part if part.startswith("- ") else f"{part}\n" for part in parts if part) + "\n"
 
 
@@ -184,7 +185,7 @@ def _section(path: Path, report: Report) -> str:
     about = f"`{path.name}`: {where}; {others}; commit {report['commit'] or 'none: work not committed'}.{absent}"
     if ahead := report.get("prepared"):
         about += f" Compiled ahead by {ahead['workers']} processes at once, {ahead['seconds']:.0f} s in all."
-    text = textwrap.fill(about, 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
+    text = filled(about) + "\n\n"
     if report["verdicts"]:
         text += target_table(report) + "\n\n"
     return text + time_table(report) + "\n"

@@ -1,10 +1,11 @@
-"""What the benchmark scripts share: their common options, what is said of a run, its file, and a line now and then."""
+"""What the benchmark scripts share: options, what is said of a run, its file, a line now and then, parts of pages."""
 
 import argparse
 import json
 import platform
+import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from ritz.nonfinite import in_numbers, in_words
 from ritz.provenance import own_commit
+from ritz.results import Estimate, from_samples
 
 QUICK = Path("build/benchmarks")
 
@@ -78,6 +80,16 @@ def rounded(value: Any, spec: str) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(inner, spec) for inner in value]
     return float(format(value, spec)) if isinstance(value, float) else value
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Of independent values; its 95 % interval is by Student's t."""
+    return from_samples("mean", torch.tensor(values, dtype=torch.float64))
+
+
+def filled(text: str, hang: str = "") -> str:
+    """In lines of 120 columns, those after the first with `hang` before them; no word is broken."""
+    return textwrap.fill(text, 120, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
 
 
 def say(what: str, every: int) -> Callable[[int, int], None]:

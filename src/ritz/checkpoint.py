@@ -28,7 +28,7 @@ from .comm import SELF, World
 from .errors import StateError, StoppedError
 from .files import PART, sync_folder, write_text
 from .locks import lock, unlock
-from .reading import read_json
+from .reading import differences, read_json
 from .storage import load, save
 
 FORMAT = 1
@@ -36,7 +36,7 @@ EVERY = 60.0  # seconds
 MANIFEST, LOCK, LATEST = "state", "lock", "latest"
 _OURS = re.compile(r"[\w-]+-\d{6}\.(json|safetensors)|.*\.part")
 _RANKS = re.compile(r"rank-\d+-of-(\d+)")  # folders of ranks that work together
-_SHOWN, _NAMED = 60, 4  # characters of a value, and differences, that are shown
+_NAMED = 4  # differences that are shown
 
 Settled: TypeAlias = Mapping[str, Callable[[], Any]]
 State: TypeAlias = tuple[Mapping[str, Any], Settled]  # what changes; what is written once, each made when it is
@@ -302,27 +302,9 @@ def _read(source: Path, fingerprint: Mapping[str, Any]) -> dict[str, str]:
     return dict(parts)
 
 
-def differences(there: Any, own: Any, where: str = "") -> list[str]:
-    """In words, where two trees differ.
-
-    Example:
-        >>> differences({"seed": 0, "data": {"count": 3}}, {"seed": 0, "data": {"count": 4}})
-        ['data.count is 3 there and 4 here']
-    """
-    if isinstance(there, dict) and isinstance(own, dict):
-        keys = dict.fromkeys([*there, *own])
-        return [text for key in keys for text in differences(there.get(key), own.get(key), f"{where}.{key}".strip("."))]
-    return [] if there == own else [f"{where} is {_brief(there)} there and {_brief(own)} here"]
-
-
 def _some(texts: list[str]) -> str:
     more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
     return "; ".join(texts[:_NAMED]) + more
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 class UnfitStateError(StateError, ValueError):

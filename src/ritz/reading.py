@@ -127,6 +127,24 @@ def _finite(digits: str) -> float:
     return value
 
 
+def differences(there: Any, own: Any, where: str = "", length: int = 60) -> list[str]:
+    """In words, where two trees of JSON differ; values are shown to so many characters.
+
+    Example:
+        >>> differences({"seed": 0, "data": {"count": 3}}, {"seed": 0, "data": {"count": 4}})
+        ['data.count is 3 there and 4 here']
+        >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}}, "x")
+        ['x.c is 2 there and null here']
+    """
+    if isinstance(there, dict) and isinstance(own, dict):
+        inner = ((f"{where}.{key}".strip("."), there.get(key), own.get(key)) for key in dict.fromkeys([*there, *own]))
+        return [text for place, one, other in inner for text in differences(one, other, place, length)]
+    if there == own:
+        return []
+    one, other = (text if len(text) <= length else f"{text[: length - 3]}..." for text in map(json.dumps, (there, own)))
+    return [f"{where} is {one} there and {other} here"]
+
+
 # ------------------------------------------------------------------------------------------------- tensors
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 from .files import PART, replace, write_text
 from .nonfinite import word
 from .provenance import own_commit, versions
-from .reading import brief, content, damaged, parse_json, read_json, refuse_irregular
+from .reading import brief, content, damaged, differences, parse_json, read_json, refuse_irregular
 from .schema import fits
 from .storage import load, save
 
@@ -304,8 +304,8 @@ def _check_writable(folder: Path) -> None:
 
 def _same(there: Run | None, identity: Mapping[str, Any]) -> Run | None:
     """The run that is there, if it is the one of this identity."""
-    if there is not None and (apart := _difference(there.header["identity"], identity)):
-        raise ValueError(f"{there.folder} holds another run: {apart}; name another folder with --out")
+    if there is not None and (apart := differences(there.header["identity"], identity)):
+        raise ValueError(f"{there.folder} holds another run: {apart[0]}; name another folder with --out")
     return there
 
 
@@ -369,20 +369,6 @@ def _mend(source: Path) -> None:
         text = source.read_bytes()
         if not text.endswith(b"\n"):
             os.truncate(source, text.rfind(b"\n") + 1)
-
-
-def _difference(there: Any, own: Any, where: str = "") -> str:
-    """The first place in which two identities differ, in words; nothing where they are the same."""
-    if isinstance(there, dict) and isinstance(own, dict):
-        keys = list(dict.fromkeys([*there, *own]))
-        apart = (_difference(there.get(key), own.get(key), f"{where}.{key}".strip(".")) for key in keys)
-        return next(filter(None, apart), "")
-    return "" if there == own else f"{where} is {_brief(there)} there and {_brief(own)} here"
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _digest(tree: Any) -> str:

@@ -19,6 +19,7 @@ import ritz
 from ritz import checkpoint, files, fingerprints
 from ritz.checkpoint import Checkpoint, UnfitStateError, UnkeptStateError
 from ritz.operators import DenseOperator
+from ritz.reading import differences
 
 
 class Killed(BaseException):
@@ -219,7 +220,7 @@ def test_a_state_of_another_run_is_refused_with_both_fingerprints(state):
 def test_other_weights_data_or_parameters_are_another_run(what, change):
     risk = jobs.make_risk()
     one, two = (fingerprints.fingerprint(ritz.Hessian(r), "spectrum", {}) for r in (risk, change(risk)))
-    apart = checkpoint.differences(one, two)
+    apart = differences(one, two)
     assert any(f"risk.{what} is" in text for text in apart), apart
 
 

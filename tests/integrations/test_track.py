@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ritz
+from ritz.doctor import costs
 from ritz.errors import NonFiniteError, NumericalWarning, RitzError
-from ritz.integrations import forecast as forecast_module
 from ritz.integrations import track as module
 from ritz.integrations.forecast import forecast
 from ritz.integrations.track import Tracker, track
@@ -297,7 +297,7 @@ def test_a_forecast_counts_and_is_made_once(monkeypatch):
 
 @pytest.mark.parametrize("keys", [["trace"], ["trace", "ggn_lambda_max"], ["epsilon_sharpness"]])
 def test_a_forecast_is_of_the_size_of_the_look(keys, monkeypatch):
-    monkeypatch.setattr(forecast_module, "clock", time.process_time)  # on a busy machine
+    monkeypatch.setattr(costs, "clock", time.process_time)  # on a busy machine
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3))
     X, y = torch.randn(400, 20), torch.randint(3, (400,))

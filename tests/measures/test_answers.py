@@ -3,13 +3,14 @@
 import copy
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import ritz
-from ritz import walks
+from ritz import checkpoint, walks
 from ritz.checkpoint import Checkpoint
 from ritz.measures import answers
 from ritz.measures.answers import answered, recalled
@@ -26,9 +27,12 @@ class Killed(BaseException):
     """What no code of ritz may catch."""
 
 
+LATE = 6  # walks before the kill at which answers are saved: to write all of them at every walk would take minutes
+
+
 @pytest.fixture
 def count(monkeypatch):
-    """Counts walks over the data, and kills at one of them."""
+    """Counts walks over the data, and kills at one of them; the clock of checkpoints begins a few walks before that."""
     known = {"walks": 0, "last": -1}
     real = walks.fold
 
@@ -39,6 +43,8 @@ def count(monkeypatch):
         return real(*args, **keywords)
 
     monkeypatch.setattr(walks, "fold", fold)
+    clock = SimpleNamespace(monotonic=lambda: max(known["walks"] - known["last"] + LATE, 0))
+    monkeypatch.setattr(checkpoint, "time", clock)
     return known
 
 
@@ -64,9 +70,9 @@ def fitted() -> tuple[ritz.Risk, dict[str, torch.Tensor]]:
     return risk, {name: 0.5 * p.detach() for name, p in model.named_parameters()}
 
 
-def measured(key: str, folder) -> ritz.measures.Measurement:
+def measured(key: str, state: Checkpoint) -> ritz.measures.Measurement:
     risk, init = fitted()
-    return ritz.measure(risk, init=init, measures=[key], checkpoint=Checkpoint(folder, every=0.0))
+    return ritz.measure(risk, init=init, measures=[key], checkpoint=state)
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +86,13 @@ def wholes():
 def test_a_search_goes_on_where_it_was_killed(key, large, count, wholes, tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "SMALL", large)
     if key not in wholes:
-        wholes[key] = measured(key, tmp_path / "whole"), count["walks"]
+        wholes[key] = measured(key, Checkpoint(tmp_path / "whole", every=1e9)), count["walks"]
     whole, total = wholes[key]
     count["walks"], count["last"] = 0, total - 2
     with pytest.raises(Killed):
-        measured(key, tmp_path / "killed")
+        measured(key, Checkpoint(tmp_path / "killed", every=1.0))
     count["walks"], count["last"] = 0, -1
-    again = measured(key, tmp_path / "killed")
+    again = measured(key, Checkpoint(tmp_path / "killed", every=0.0))
     assert not again.failures
     assert again[key] == whole[key]
     anew = 6 if total > 12 else total  # checks of the first product or batch, what was under way, and the rest
@@ -94,7 +100,7 @@ def test_a_search_goes_on_where_it_was_killed(key, large, count, wholes, tmp_pat
 
 
 def test_states_of_searches_are_removed_when_a_measurement_is_done(tmp_path):
-    measured("sigma", tmp_path)
+    measured("sigma", Checkpoint(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 

@@ -21,6 +21,11 @@ def study(script):
 
 
 @pytest.fixture(scope="module")
+def page(script):
+    return script("pages.noise")
+
+
+@pytest.fixture(scope="module")
 def report():
     return json.loads(RESULTS.read_text(encoding="utf8"))
 
@@ -71,18 +76,18 @@ def test_the_loops_of_all_cases_are_timed(study):
 # -------------------------------------------------------------------------------------------------- the page
 
 
-def test_shares_are_those_of_the_steps_of_the_same_loop(study):
+def test_shares_are_those_of_the_steps_of_the_same_loop(page):
     row = {f"{family}/{way}": [4.0, 1.0] for family in ("SGD", "KFAC") for way in ("drawn", "streaming")}
-    assert study.shares({"costs": [row]})["SGD", "drawn"] == pytest.approx([25.0])
-    table = study.cost_table({"costs": [row]})
+    assert page.shares({"costs": [row]})["SGD", "drawn"] == pytest.approx([25.0])
+    table = page.cost_table({"costs": [row]})
     assert "| SGD | drawn | 40 | 25 (25 to 25) | kept |" in table
     assert "| KFAC | streaming | 15 | 25 (25 to 25) | **missed** |" in table
 
 
-def test_what_a_first_run_gave_is_told_where_there_was_one(study):
-    assert study.loops_apart({}).startswith("Nothing")
+def test_what_a_first_run_gave_is_told_where_there_was_one(page):
+    assert page.loops_apart({}).startswith("Nothing")
     row = {f"{family}/{way}": 2.0 for family in ("SGD", "KFAC") for way in ("drawn", "streaming")}
-    text = study.loops_apart({"first_costs": [row | {"SGD/None": 1.6, "KFAC/None": 1.0}]})
+    text = page.loops_apart({"first_costs": [row | {"SGD/None": 1.6, "KFAC/None": 1.0}]})
     assert "for SGD 25 % in the median (25 to 25), for KFAC 100 %" in text.replace("\n", " ")
 
 
@@ -94,6 +99,6 @@ def test_the_file_has_all_that_the_page_tells(report):
     assert all(0.9 < row["ratio"] < 1.1 for part in report["coverage"] for row in part["rows"])  # without bias
 
 
-def test_the_page_is_the_one_that_the_file_gives(study, report):
-    text = study.PAGE.format(**study.facts(report))
+def test_the_page_is_the_one_that_the_file_gives(page, report):
+    text = page.PAGE.format(**page.facts(report))
     assert text == (ROOT / "docs" / "noise.md").read_text(encoding="utf8")

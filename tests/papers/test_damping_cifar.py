@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ritz.papers import cifar_spectra
 from ritz.papers import damping_cifar as study
 from ritz.papers import damping_cifar_claims as judged
 from ritz.papers import damping_cifar_kinds as kinds
@@ -25,7 +26,7 @@ from ritz.papers.recipe import fingerprint
 def noise(monkeypatch):
     """Images of noise for CIFAR-100, in float32 as training has them."""
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(study, "load", load)
+    monkeypatch.setattr(cifar_spectra, "load", load)
 
 
 def load(name, root, device, split):
@@ -240,7 +241,7 @@ def test_a_run_is_lost_at_chance_or_trained(stop, accuracies, peak, spread, stat
 
 def test_a_dead_network_has_outputs_that_are_all_the_same():
     made = recipe(SGD, 0, Setting("smoke"))
-    data = study.load_data(Setting("smoke"))
+    data = study.load_data("vgg16", Setting("smoke"))
     network = made.model().eval()
     training = SimpleNamespace(model=network, optimizer=made.optimizer(network, made.run(64)), damping=None)
     assert study.finish(training, made, data)["spread"] > study.DEAD
@@ -488,6 +489,6 @@ def test_real_images_are_normalised(data_root, monkeypatch):
     monkeypatch.undo()
     if not (data_root / "cifar-100-python").is_dir():
         pytest.skip(f"{data_root} has no CIFAR-100")
-    data = study.load_data(Setting("smoke", data_root))
+    data = study.load_data("vgg16", Setting("smoke", data_root))
     assert [len(data[name][0]) for name in ("train", "val", "test")] == [16] * 3
     assert all(abs(float(images.mean())) < 1 and 0.5 < float(images.std()) < 2 for images, _ in data.values())

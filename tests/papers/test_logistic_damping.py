@@ -444,8 +444,9 @@ def test_the_claims_on_file_are_those_that_its_runs_give(report, benchmark):
     assert again == report["claims"]
 
 
-def test_the_page_is_the_one_that_the_file_gives(report, benchmark):
-    text = benchmark.PAGE.format(**benchmark.facts(report, judgement.from_plain(report["runs"])))
+def test_the_page_is_the_one_that_the_file_gives(report, script):
+    page = script("pages.logistic_damping")
+    text = page.PAGE.format(**page.facts(report, judgement.from_plain(report["runs"])))
     assert text == (ROOT / "docs" / "logistic_damping.md").read_text(encoding="utf8")
     for name in ("grid", "mnist", "fashionmnist"):
         picture = ROOT / "docs" / f"logistic_damping_{name}.png"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import ritz
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
+from ritz.papers.data.images import read_idx
 from ritz.papers.mnist_mlp_figure import draw
 
 ROOT = Path(__file__).parent.parent.parent
@@ -171,7 +172,7 @@ def test_a_file_that_is_missing_is_named(root):
 def test_what_is_not_an_idx_file_of_bytes_is_refused(tmp_path, content, message):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        study.read_idx(tmp_path / "file")
+        read_idx(tmp_path / "file")
 
 
 def test_the_real_mnist_is_split_into_55000_and_5000_and_10000(data_root):

@@ -669,11 +669,6 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
     assert not path.exists()
 
 
-def test_a_description_that_differs_says_where():
-    assert checkpoints._difference({"a": {"b": 1}}, {"a": {"b": 1}}, "x") == ""
-    assert checkpoints._difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}}, "x") == "x.c is 2 there and null here"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import stopping
 from ..measures.measure import Measurement
 from ..measures.row import Measure
-from ..measures.subject import Settings, Subject
+from ..measures.subject import FORWARD_PASS, HESSIAN_RUN, Settings, Subject
 
 if TYPE_CHECKING:
     from ..results import Estimate
@@ -86,7 +86,7 @@ class Keeper:
             key: replace(e, convention=e.convention or f"{rows[key].convention}; {risk.convention()}")
             for key, e in self.known[name].items()
         }
-        runs = {"spectrum": "Hessian spectrum", "outputs": "forward pass"}
+        runs = {"spectrum": HESSIAN_RUN, "outputs": FORWARD_PASS}
         shared: dict[str, Any] = {
             key: (None if subject is None else subject.peek(run)) or getattr(before, key, None)
             for key, run in runs.items()

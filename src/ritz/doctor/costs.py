@@ -33,17 +33,20 @@ _FORWARD = 0.4  # of a gradient
 
 def seconds_of(fn: Callable[[], Any], device: torch.device) -> float:
     """The median of a few calls after a first one; that one itself where it takes long."""
-    start = _now(device)
-    fn()
-    first = _now(device) - start
+    first = seconds_once(fn, device)
     if first > _LONG:
         return first
     times: list[float] = []
     while len(times) < _MOST and sum(times) < _ENOUGH:
-        start = _now(device)
-        fn()
-        times.append(_now(device) - start)
+        times.append(seconds_once(fn, device))
     return sorted(times)[len(times) // 2]
+
+
+def seconds_once(fn: Callable[[], Any], device: torch.device) -> float:
+    """Of one call."""
+    start = _now(device)
+    fn()
+    return _now(device) - start
 
 
 def _now(device: torch.device) -> float:

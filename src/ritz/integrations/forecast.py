@@ -1,10 +1,6 @@
 """What a look will take, before the first is made."""
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Sequence
 
 from ..doctor import costs
 from ..measures.row import Measure
@@ -12,8 +8,6 @@ from ..operators.gauss_newton import GGN
 from ..operators.hessian import Hessian
 from ..operators.risk_operator import RiskOperator
 from ..risk import Risk
-
-clock = time.perf_counter
 
 
 def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
@@ -37,7 +31,7 @@ def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: in
     seen = costs.Measured(
         hessian=_products(H, scale) if "Hessian" in needs else nothing,
         ggn=_products(GGN(one), scale) if "GGN" in needs and not risk.opaque else None,
-        gradient=scale * _seconds(one.gradient, risk.device),
+        gradient=scale * costs.seconds_once(one.gradient, risk.device),
         projection=costs.time_projection(H), product_bytes=0.0, batch_size=first.size,
     )  # fmt: skip
     _, whole = costs.project(risk, seen, list(rows), num_steps, num_probes)
@@ -49,18 +43,6 @@ def _products(operator: RiskOperator, scale: float) -> costs.Products:
     chunk = operator.risk.plan.chunk
     probes = operator.probes(range(chunk), seed=0, distribution="normal")
     operator.rows(probes[:1])  # what is done once only: routes are tried, kernels loaded
-    full = _seconds(lambda: operator.rows(probes), operator.device)
-    return costs.Products(min(full, _seconds(lambda: operator.rows(probes[:1]), operator.device)), full, chunk, scale)
-
-
-def _seconds(fn: Callable[[], Any], device: torch.device) -> float:
-    """Of one call."""
-    before = _now(device)
-    fn()
-    return _now(device) - before
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock()
+    full = costs.seconds_once(lambda: operator.rows(probes), operator.device)
+    single = costs.seconds_once(lambda: operator.rows(probes[:1]), operator.device)
+    return costs.Products(min(full, single), full, chunk, scale)

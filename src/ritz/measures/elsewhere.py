@@ -26,7 +26,7 @@ from .measure import Progress
 from .outputs import sample_outputs
 from .registry import MEASURES
 from .row import Measure
-from .subject import SHORT_RUN, Settings, Subject
+from .subject import HESSIAN_RUN, SHORT_RUN, Settings, Subject
 from .transforms import TRANSFORMS
 
 FEW_STEPS = 25  # ends inside the bulk were seen to 0.1 %, and to 1 % with 16
@@ -86,7 +86,7 @@ def with_spectrum(rows: Sequence[Measure], run: Callable[[Subject], Spectrum]) -
 
     def given(row: Measure) -> Measure:
         def compute(subject: Subject) -> Estimate:
-            subject.once("Hessian spectrum", lambda: run(subject))
+            subject.once(HESSIAN_RUN, lambda: run(subject))
             return row.compute(subject)
 
         return replace(row, compute=compute) if row.cost == "Hessian" else row

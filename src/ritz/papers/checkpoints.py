@@ -23,7 +23,7 @@ from .. import __version__
 from ..files import write_text
 from ..locks import lock, unlock
 from ..loggers import Memory, read
-from ..reading import brief, damaged, read_json, refuse_irregular
+from ..reading import damaged, differences, read_json, refuse_irregular
 from ..schema import fits
 from ..space import random_bits
 from ..storage import load, save
@@ -162,21 +162,9 @@ def _read(path: Path) -> Any:
 def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
     """Refuse to go on with something else."""
     for part in ("format", "recipe", "data"):
-        apart = _difference(there.get(part), own[part], part)
-        if apart:
-            raise ValueError(f"{path} is the folder of another run, {apart}: name another folder, or remove this one")
-
-
-def _difference(there: Any, own: Any, where: str) -> str:
-    """The first place where two descriptions differ, in words; "" where they do not."""
-    if isinstance(there, dict) and isinstance(own, dict):
-        for key in [*own, *(key for key in there if key not in own)]:
-            found = _difference(there.get(key), own.get(key), f"{where}.{key}")
-            if found:
-                return found
-        return ""
-    there, own = (brief(json.dumps(one), 100) for one in (there, own)) if there != own else ("", "")
-    return there and f"{where} is {there} there and {own} here"
+        if apart := differences(there.get(part), own[part], part, length=100):
+            first = apart[0]
+            raise ValueError(f"{path} is the folder of another run, {first}: name another folder, or remove this one")
 
 
 def _look(tensor: Tensor) -> str:

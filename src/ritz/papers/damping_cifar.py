@@ -51,7 +51,8 @@ from ..operators.hessian import Hessian
 from ..optim import linear_decay, ramp_decay
 from ..plan import Plan
 from ..risk import Risk
-from .data import DATASETS, augment, load
+from .cifar_spectra import load_data
+from .data import DATASETS, augment
 from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training
 from .pool import Finished, train_all
@@ -183,36 +184,36 @@ STUDIES: dict[str, Study] = {
     "table2": Study((SGD, ADAM_D, ADAM), seeds=(2, 3, 5)),
     "figure12": Study((
         _kfac(0.03, learned=True), _kfac(0.03, learned=True, dropout=False), _kfac(0.1), _kfac(0.03), SGD_THIRD, SGD,
-    ), seeds=(2, 3, 3)),
+    )),
     "figure12-dropout": Study((
         _kfac(0.03, learned=True, dropout=False, never=True), _kfac(0.03, learned=True, dropout=False),
         _kfac(0.03, dropout=False),
     ), seeds=(2, 4, 4)),
     "figure12-low": Study((
         _kfac(0.01, learned=True), _kfac(0.01), _kfac(0.01, learned=True, dropout=False), _kfac(0.01, dropout=False),
-    ), seeds=(2, 3, 3)),
+    )),
     "figure12-code": Study((
         _kfac(0.03, learned=True, dropout=False, code=True, epochs=FADED), _kfac(0.1, code=True, epochs=FADED),
         _kfac(0.03, code=True, epochs=FADED), _kfac(0.03, learned=True, code=True, epochs=FADED), SGD,
-    ), seeds=(2, 3, 3)),
+    )),
     "table1": Study(
-        tuple(replace(arm, epochs=BRIEF) if arm.method == "Adam" else arm for arm in TABLE1), seeds=(2, 3, 3),
+        tuple(replace(arm, epochs=BRIEF) if arm.method == "Adam" else arm for arm in TABLE1),
         images=(8, 640, 45_000),
     ),
     "figure11": Study((
         *(_kfac(start, 1e-4, learned=True) for start in LOW), *(_kfac(flat, 1e-4) for flat in (*LOW, 0.01, 0.1)),
-    ), seeds=(2, 3, 3)),
+    )),
     "figure13": Study((
         _kfac(1e-4, 1e-4, learned=True), _kfac(0.03, 1e-4, learned=True), _kfac(0.03, 1e-4), _kfac(0.1, 1e-4),
     )),
     "figure14": Study(tuple(replace(arm, epochs=RAMPED) for arm in (
         RAMP_LEARNED, RAMP, SGD, replace(RAMP_LEARNED, dropout=False), replace(RAMP_LEARNED, ramp=False), ADAM, ADAM_D,
         replace(RAMP, ramp=False),
-    )), seeds=(2, 3, 3)),
+    ))),
     "figure9": Study(tuple(
         Arm("AdamW", 1e-3, eps, weight_decay=decay, epochs=NORMED)
         for decay in DECAYS for eps in (SMALL_EPS, LARGE_EPS)
-    ), seeds=(2, 3, 3)),
+    )),
     "stable": Study(tuple(
         Arm(method, rate, 1.0 if method != "SGD" else 0.0, epochs=_TRIED)
         for method in ("SGD", "Adam", "KFAC") for rate in RATES
@@ -273,20 +274,6 @@ def _optimizer(arm: Arm, setting: Setting) -> Callable[..., Optimizer]:
     )
 
 
-def load_data(setting: Setting) -> dict[str, Data]:
-    """Normalised images and labels: "train" (45,000), "val" (5,000) and "test" (10,000); 16 of each at smoke.
-
-    Raises:
-        FileNotFoundError: If CIFAR-100 is not there; it says where it was looked for.
-    """
-    most = setting.pick(16, 50_000, 50_000)
-    parts = {}
-    for name, split in (("train", "fit"), ("val", "val"), ("test", "test")):
-        images, labels = load("CIFAR100", setting.data, setting.device, split)  # type: ignore[arg-type]
-        parts[name] = NORM(images[:most]), labels[:most]
-    return parts
-
-
 # ---------------------------------------------------------------------------------------------------- runs
 
 
@@ -300,7 +287,7 @@ def study(item: str, setting: Setting, progress: Progress) -> Rows:
     """
     if item not in STUDIES:
         raise ValueError(f"there is no item {item!r}; there are {', '.join(STUDIES)}")
-    plan, data = STUDIES[item], load_data(setting)
+    plan, data = STUDIES[item], load_data("vgg16", setting)
     seeds = range(setting.num_seeds(*plan.seeds))
     measured = partial(finish, images=setting.pick(*plan.images), num_steps=setting.pick(2, 12, 100))
 

@@ -32,7 +32,6 @@ from ..results import Estimate, affine, derived
 from ..risk import Params, Risk
 from ..space import random_permutation
 from .data.images import Data, load_images
-from .data.images import read_idx as read_idx
 
 Progress = Callable[[int, int], None]  # (done, total)
 Make = Callable[[int, torch.dtype], nn.Sequential]  # seed and precision to a network of Linear layers, ReLU between

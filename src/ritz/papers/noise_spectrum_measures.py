@@ -4,6 +4,7 @@ Blocks of samples have their Hessian in full, (blocks, P, P); that of a batch of
 X = H_batch - H, H the mean of all (seed 004, equations 6 and A.3).
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -248,8 +249,6 @@ def normality(entries: Tensor, sizes: Sequence[int], num_batches: int, key: obje
 
 def _double(model: nn.Module) -> nn.Module:
     """A copy in float64."""
-    import copy
-
     return copy.deepcopy(model).double().eval()
 
 

@@ -73,33 +73,20 @@ def roots(params: Params, X: Tensor) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def log_determinant(R: Tensor, shift: float) -> float:
-    """log |G + shift I| of G = R'R / N for R (N, classes, dim), by whichever Gram matrix is the smaller.
+class SubSample:
+    """The Gram matrices of a sub-sample, its halves and its quarters, which serve every shift.
 
-    Example:
-        >>> R = torch.tensor([[[2.0, 0.0, 0.0]]])
-        >>> round(log_determinant(R, 1.0), 6) == round(math.log(5.0), 6)
-        True
-    """
-    return _log_determinant(_gram(R), shift, R.shape[2])
-
-
-def corrected(R: Tensor, shift: float) -> dict[str, float]:
-    """log |G + shift I| of all images from the roots of a sub-sample (B, classes, dim), by each of `METHODS`.
+    Args:
+        R: Roots (B, classes, dim) of its images.
 
     Raises:
         ValueError: If the sub-sample does not divide into quarters.
 
     Example:
-        >>> R = torch.eye(3).expand(8, 3, 3)  # all images alike: nothing to correct
-        >>> {round(value, 5) for value in corrected(R, 1.0).values()} == {round(3 * math.log(2.0), 5)}
+        >>> sample = SubSample(torch.eye(3).expand(8, 3, 3))  # all images alike: nothing to correct
+        >>> {round(value, 5) for value in sample.corrected(1.0).values()} == {round(3 * math.log(2.0), 5)}
         True
     """
-    return _SubSample(R).corrected(shift)
-
-
-class _SubSample:
-    """The Gram matrices of a sub-sample, its halves and its quarters, which serve every shift."""
 
     def __init__(self, R: Tensor) -> None:
         num, _, self.dim = R.shape
@@ -115,7 +102,7 @@ class _SubSample:
         self.shrunk = min(math.sqrt(max(unbiased - spread, 0.0) / max(square - spread, 1e-300)), 1.0)
 
     def corrected(self, shift: float) -> dict[str, float]:
-        """By each of `METHODS`."""
+        """log |G + shift I| of all images by each of `METHODS`; "none" is that of the sub-sample as it is."""
         values = [sum(_log_determinant(gram, shift, self.dim) for gram in grams) / len(grams) for grams in self.grams]
         whole = self.grams[0][0]
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(_shifted(whole, shift)))
@@ -188,7 +175,7 @@ def study(
         errors = {level: {name: [0.0] * repeats for name in METHODS} for level in levels}
         for repeat in range(repeats):
             drawn = random_uniform(size, ("sub-sample", seed, size, repeat), X.device).mul(len(X)).long()
-            sample = _SubSample(roots(params, X[drawn]))
+            sample = SubSample(roots(params, X[drawn]))
             for level, shift in shifts.items():
                 for name, value in sample.corrected(shift).items():
                     errors[level][name][repeat] = float(f"{value - truths[level]:.5g}")

@@ -166,17 +166,6 @@ def sections(titles: Sequence[str] = tuple(CHECKS), progress: Progress | None = 
     return found
 
 
-def all_claims(titles: Sequence[str] = tuple(CHECKS), progress: Progress | None = None) -> tuple[Claim, ...]:
-    """Every claim of the sections, in the order of the page.
-
-    Example:
-        >>> claims = all_claims(["Seed 002: the PAC-Bayes metric"])
-        >>> {claim.paper for claim in claims}
-        {'seed 002'}
-    """
-    return tuple(chain.from_iterable(sections(titles, progress).values()))
-
-
 def page(found: Mapping[str, Sequence[Claim]] | None = None) -> str:
     """docs/theory.md: for each section what to take from it, its claims, and the evidence against those that fail.
 

@@ -41,15 +41,14 @@ def laplace_kl(w: Tensor, H: Tensor, variance: float = 1.0) -> float:
     return 0.5 * ((inverse + float(w @ w)) / variance + size + float(torch.logdet(H)))
 
 
-def printed_kl(w: Tensor, H: Tensor, variance: float = 1.0) -> float:
-    """Equation 6, with the constants that it drops put back: Tr H where Tr H^-1 belongs.
+def printed_kl(w: Tensor, H: Tensor) -> float:
+    """Equation 6 for s = 1, with the constants that it drops put back: Tr H where Tr H^-1 belongs.
 
     Example:
         >>> printed_kl(torch.zeros(3), torch.eye(3))
         0.0
     """
-    size = len(w) * (math.log(variance) - 1)
-    return 0.5 * ((float(H.trace()) + float(w @ w)) / variance + size + float(torch.logdet(H)))
+    return 0.5 * (float(H.trace()) + float(w @ w) - len(w) + float(torch.logdet(H)))
 
 
 def metric_a(w: Tensor, H: Tensor) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..measures.measure import Measurement
 from ..measures.registry import MEASURES
+from ..measures.subject import HESSIAN_RUN
 from ..tables import Table
 from .markup import Markup, element
 from .numerals import short
@@ -24,7 +25,7 @@ def cost_section(found: Measurement) -> Section:
     """
     seconds = dict(found.seconds)
     total = sum(seconds.values()) or 1.0
-    products = {"Hessian spectrum": found.spectrum.products} if found.spectrum is not None else {}
+    products = {HESSIAN_RUN: found.spectrum.products} if found.spectrum is not None else {}
     rows = [
         (name, *_part(spent, total), f"{products[name]:,}" if name in products else "")
         for name, spent in sorted(seconds.items(), key=lambda pair: -pair[1])

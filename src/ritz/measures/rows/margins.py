@@ -12,7 +12,7 @@ ROWS = (
     ),
     Measure(
         key="margin_q10", formula="10 % quantile of f_y - max_{j != y} f_j", convention="signed, outputs",
-        source="Jiang et al. 2019", family="margins", cost="forward", standard=True, better="higher",
+        source="Jiang et al. 2020", family="margins", cost="forward", standard=True, better="higher",
         compute=lambda s: margins.margin_quantile(s.outputs, 0.1), unchanged=SAME_FUNCTION,
         reading="a tenth of the samples have less; negative: a tenth is wrong",
     ),

@@ -67,7 +67,8 @@ ROWS = (
         reading="the exponent weighed by the scale of the layer",
     ),
     Measure(
-        key="layer_spikes", formula="eigenvalues of W'W above the Marchenko-Pastur edge", convention="mean over layers",
+        key="layer_spikes", formula="number of eigenvalues of W'W that are too large for noise",
+        convention="mean over layers; above the 99 % quantile of the largest of noise",
         source="Martin and Mahoney 2021", family="norms", cost="weights", better=None, unchanged=EVERY,
         compute=lambda s: _layer_spectra(s).num_spikes, reading="0 for a layer of noise",
     ),

@@ -32,7 +32,7 @@ ROWS = (
     ),
     Measure(
         key="metric_a_minibatch", formula="||w|| / 2 + Tr H_b / P", convention="one batch of 128; error over samples",
-        source="seed 002, section 5", family="PAC-Bayes", cost="backward", gradients=0.1,
+        source="seed 002, section 4.2", family="PAC-Bayes", cost="backward", gradients=0.1,
         compute=lambda s: pacbayes.minibatch_metric(s.risk, seed=s.settings.seed),
         reading="metric a at the cost of one training step",
     ),
@@ -110,15 +110,17 @@ ROWS = (
         reading="a bound up to constants, vacuous above 1",
     ),
     Measure(
-        key="pacbayes_mag_orig", formula="the same, noise and prior in proportion to |w_i|", convention="from 0",
-        source="Jiang et al. 2020, equation 57", family="PAC-Bayes", cost="search",
+        key="pacbayes_mag_orig", formula="sqrt((KL / 2 + log(N / sigma) + 10) / N), noise in proportion to |w_i|",
+        convention="KL from the best isotropic prior around 0", source="Jiang et al. 2020, equation 57",
+        family="PAC-Bayes", cost="search",
         compute=lambda s: pacbayes.pacbayes_mag_orig(_sigma(s, adaptive=True), s.weights, s.risk.num_samples),
         reading="a bound up to constants, vacuous above 1",
     ),
     Measure(
-        key="pacbayes_mag_init", formula="the same, noise and prior in proportion to |w_i - w_0i|",
-        convention="from the start of training", source="Jiang et al. 2020, equation 56", family="PAC-Bayes",
-        cost="search", needs=frozenset({"init"}), unchanged=NONE,
+        key="pacbayes_mag_init", formula="the same, noise in proportion to |w_i - w_0i|",
+        convention="KL from the best isotropic prior around the start of training",
+        source="Jiang et al. 2020, equation 56", family="PAC-Bayes", cost="search", needs=frozenset({"init"}),
+        unchanged=NONE,
         compute=lambda s: pacbayes.pacbayes_mag_init(
             _sigma(s, adaptive=True), s.weights, s.start, s.risk.num_samples
         ),

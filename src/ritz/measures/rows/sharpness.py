@@ -110,7 +110,7 @@ ROWS = (
     ),
     Measure(
         key="scaled_sharpness", formula="lambda_1 ||w||^2", convention="||w|| of all chosen parameters",
-        source="Neyshabur et al. 2017, section 2.2", family="sharpness", cost="Hessian", compute=_scaled_sharpness,
+        source="Neyshabur et al. 2017, section 2.4", family="sharpness", cost="Hessian", compute=_scaled_sharpness,
         standard=True, reading="sharpness against the scale of the weights; not free of it layer by layer",
     ),
     Measure(

@@ -11,7 +11,6 @@ Equation 1 of seeds 000 and 002 prints both without the 1/2.
 import glob
 import math
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -31,12 +30,9 @@ from ...operators.base import Operator, full_precision
 from ...operators.hessian import Hessian
 from ...reducers import Mean
 from ...results import Estimate, affine
-from ...risk import Params, Risk
+from ...risk import Params, Progress, Risk
 from ...space import ParamSpace
 from .perturbed import check_loss, check_positive, check_risk, cross_entropy_of
-
-Progress = Callable[[int, int], None]
-
 
 # -------------------------------------------------------------------------------------- from a known spectrum
 

@@ -9,7 +9,6 @@ weight does not move by a thousandth of itself, nor does the loss. What curvatur
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
@@ -20,11 +19,9 @@ from ...errors import UnsupportedError
 from ...losses import CrossEntropy
 from ...operators.base import full_precision
 from ...results import Estimate, from_samples
-from ...risk import Risk
+from ...risk import Progress, Risk
 from ...space import ParamSpace, row_products
 from .ascent import SCOUTED, Ball, Chart, Norm, Surface, Tick, climb_ball, climb_box, random_point
-
-Progress = Callable[[int, int], None]
 
 
 @full_precision()
@@ -240,7 +237,7 @@ def average_case_sharpness(
 
 
 def logit_normalised(risk: Risk) -> Risk:
-    """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023).
+    """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023, their code).
 
     Any measure can be taken of it; none then changes when the outputs are scaled or shifted. It is another loss, whose
     values are not those of the network: logits of norm 1 are far from confident. Logits that are all equal stay 0. Two

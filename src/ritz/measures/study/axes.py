@@ -3,9 +3,9 @@
 A correlation over all runs is easily that of one strong hyper-parameter with everything. Three answers, all made of
 pairs of runs that are alike in all hyper-parameters but one, and of the signs of what changes between the two:
 
-    granulated tau      mean over axes of the mean tau over groups that differ in that axis only (Jiang et al. 2019)
+    granulated tau      mean over axes of the mean tau over groups that differ in that axis only (Jiang et al. 2020)
     sign-error          1/2 E[1 - sgn dC sgn dG] in the worst environment (Dziugaite et al. 2020)
-    information         min over conditions of I(V_C; V_G | U) / H(V_G | U), V the signs of pairs (Jiang et al. 2019)
+    information         min over conditions of I(V_C; V_G | U) / H(V_G | U), V the signs of pairs (Jiang et al. 2020)
 
 C is the measure, G the gap. Runs without a value (NaN) are left out. Values of an axis are alike if they are equal.
 """
@@ -94,7 +94,7 @@ class Information:
 
 
 def granulated_tau(measure: Column, target: Column, axes: Axes) -> Granulated:
-    """Psi = mean over axes i of psi_i, psi_i = mean over groups of tau (Jiang et al. 2019).
+    """Psi = mean over axes i of psi_i, psi_i = mean over groups of tau (Jiang et al. 2020).
 
     A group holds the runs that are alike in all axes but i; its tau is the mean of sgn dC sgn dG over pairs that differ
     in i, ties counted as 0. Repeats of one setting are not compared with each other.
@@ -187,7 +187,7 @@ def sign_error(
 
 
 def conditional_information(measure: Column, target: Column, axes: Axes, *, max_given: int = 2) -> Information:
-    """min over S of I(V_C; V_G | U_S) / H(V_G | U_S) (Jiang et al. 2019, who take |S| <= 2).
+    """min over S of I(V_C; V_G | U_S) / H(V_G | U_S) (Jiang et al. 2020, who take |S| <= 2).
 
     V is the sign of the change between two runs, U_S the values of the hyper-parameters S in both of them. A measure
     that only knows one hyper-parameter tells nothing once that one is given. It does not see the direction, and few
