@@ -44,11 +44,12 @@ def form_rule(rows: Tensor, image: Tensor, *, signs: bool) -> IntervalRule:
     step = float((first * second).sum() / first.square().sum().clamp(min=1e-300))
     dof = num**2 * (num - 1) / max(float(second.square().sum()), 1e-9)
     free = min(_spread_of_entries(rows, image) / square, 1.0) if signs else 1.0
-    return moment_rule(num, free * square, step * math.sqrt(free * square), dof)
+    norm = math.sqrt(free * square)
+    return moment_rule(num, norm, step * norm, dof)
 
 
-def moment_rule(num: int, square: float, step: float, dof: float) -> IntervalRule:
-    """The interval of a mean of `num` forms v'Av from Tr A^2 and what is known of its higher moments.
+def moment_rule(num: int, norm: float, step: float, dof: float) -> IntervalRule:
+    """The interval of a mean of `num` forms v'Av from ||A||_F and what is known of its higher moments.
 
     Two rules that together cover wherever few eigenvalues matter, and are both the normal interval where many do: t,
     with as many degrees of freedom as Tr A^2 is known by, and one for large eigenvalues of one sign, which make the
@@ -56,21 +57,21 @@ def moment_rule(num: int, square: float, step: float, dof: float) -> IntervalRul
 
     Args:
         num: Probes.
-        square: Tr A^2, the part of it that varies.
+        norm: ||A||_F, the part of it that varies.
         step: Tr A^3 / Tr A^2: the size of the eigenvalues that matter, positive or negative.
         dof: num (Tr A^2)^2 / Tr A^4, which is `num` for one eigenvalue.
 
     Example:
-        >>> rule = moment_rule(8, square=1.0, step=1.0, dof=8.0)  # one eigenvalue of 1
+        >>> rule = moment_rule(8, norm=1.0, step=1.0, dof=8.0)  # one eigenvalue of 1
         >>> [round(end, 2) for end in rule.interval(1.0, 0.0, (1.0, 1.0), 0.95)]
         [-0.15, 2.27]
     """
-    if not square > 0:
+    if not norm > 0:
         return Exact()
-    raised = square * (num + 1) / num
-    seen = min(num * raised / step**2, _MANY) if step else _MANY
-    counted = CountedChiSquare(math.copysign(math.sqrt(raised / (num * seen)), step), seen, least=num)
-    return Hull((MatchedT(min(max(dof, num), _MANY), math.sqrt(2 * square / num)), counted))
+    raised = norm * math.sqrt((num + 1) / num)
+    seen = min(num * (raised / step) ** 2, _MANY) if step else _MANY
+    counted = CountedChiSquare(math.copysign(raised / math.sqrt(num * seen), step), seen, least=num)
+    return Hull((MatchedT(min(max(dof, num), _MANY), norm * math.sqrt(2 / num)), counted))
 
 
 def _deviator(forms: Tensor) -> Tensor:

@@ -197,10 +197,11 @@ def _bracketed(
     root = math.sqrt(len(samples))
     stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
     samples = samples + head[1]
+    least, most = float(low.mean()) + head[0], float(high.mean()) + head[1]
     plain = StudentT(len(samples) - 1)
     return Estimate(
         name=name, value=float(samples.mean()), stderr=stderr, samples=samples,
-        bracket=(float(low.mean()) + head[0], float(high.mean()) + head[1]),
+        bracket=(min(least, most), max(least, most)),  # bounds that meet may cross by round-off
         rule=plain if s._outliers_locked else Hull((plain, s.rule_by_moments(f))),
         support=support, **s._cost(text),
     )  # fmt: skip

@@ -411,15 +411,20 @@ class Spectrum(Result):
         is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the square of the second.
         """
         num, left, rules = self.num_probes, self.dim - len(self.head), rules or self._gauss
-        mean = float(rules.integrate(f).mean())
-        root = math.sqrt(float(rules.integrate(lambda t: (f(t) - mean).square()).mean()))
-        if not 0 < root < math.inf:
-            return StudentT(num - 1) if root else Exact()
+        mean, largest = float(rules.integrate(f).mean()), float(f(rules.nodes).abs().max())
+        if not 0 < largest < math.inf:
+            return StudentT(num - 1) if largest else Exact()
+        # in units in which no square under- or overflows
+        root = largest * math.sqrt(float(rules.integrate(lambda t: ((f(t) - mean) / largest).square()).mean()))
+        if not root:
+            return Exact()
         cube, square = (
             float(rules.integrate(lambda t, k=k: ((f(t) - mean) / root) ** k).mean())  # type: ignore[misc]
             for k in (3, 4)
         )
-        return moment_rule(num, left * root**2, cube * root, num**2 / (num + 2) * left / square if fourth else num)
+        return moment_rule(
+            num, math.sqrt(left) * root, cube * root, num**2 / (num + 2) * left / square if fourth else num
+        )
 
     def _left_over(self, k: int) -> float:
         """Tr of the k-th power of what the head leaves over, the mean over probes; exact up to k = 2 m."""
