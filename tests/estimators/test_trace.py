@@ -292,3 +292,13 @@ def test_what_xtrace_finds_without_one_or_two_probes_is_that_of_projections_writ
     pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
     truth = torch.tensor([sample(i, i, j) for i, j in pairs]).double()
     torch.testing.assert_close(torch.stack([found.two()[i, j] for i, j in pairs]), truth)
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_a_multiple_of_the_identity_makes_no_interval_wider(method):
+    """Random signs know its trace exactly; it may be most of the matrix, as with weight decay in the loss."""
+    A = rotated(FLAT)
+    for seed in range(5):
+        ends = [ritz.trace(A + shift, method, 12, seed).interval() for shift in (0.0, 3.0)]
+        widths = [high - low for low, high in ends]
+        assert widths[1] < 1.3 * widths[0]

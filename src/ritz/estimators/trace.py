@@ -152,7 +152,8 @@ def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, flo
     head = float((found.basis * found.image).double().sum())
     sums = meter.space.segment(found.rows * found.tail).double().cpu()  # (K, parameters)
     samples = sums.sum(1)
-    rule = form_rule(found.rows, found.tail, signs=False)
+    # v'QAQv for signs v, to which the diagonal of QAQ, as of a shifted matrix, adds no variance
+    rule = form_rule(meter.probes(range(len(samples)), seed), found.tail, signs=True)
     sums = sums + meter.space.segment(found.head[None]).double().cpu()
     told = about(meter, "Tr by Hutch++", seed)
     parts = blocks(meter, sums, seed)
