@@ -302,3 +302,17 @@ def test_a_multiple_of_the_identity_makes_no_interval_wider(method):
         ends = [ritz.trace(A + shift, method, 12, seed).interval() for shift in (0.0, 3.0)]
         widths = [high - low for low, high in ends]
         assert widths[1] < 1.3 * widths[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "estimate",
+    [ritz.trace, ritz.frobenius_norm, lambda A: ritz.diagonal(A, method="hutch++").parts["vector"]],
+    ids=["trace", "norm", "diagonal"],
+)
+def test_half_precision_finds_the_range_of_the_large_eigenvalues_too(estimate, dtype):
+    """torch has no QR decomposition of it, which was an error."""
+    truth = operator("outliers").dense()
+    found = estimate(DenseOperator(truth.to(dtype)))
+    exact = float(truth.norm() if found.name == "Frobenius norm" else truth.trace())
+    assert found.value == pytest.approx(exact, abs=4 * float(found.stderr) + 10 * torch.finfo(dtype).eps * exact)
