@@ -1,5 +1,6 @@
 """One run, many answers: against dense truth on matrices and on networks."""
 
+import itertools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 import ritz
 from ritz.errors import IndefiniteError, NonFiniteError, NumericalWarning
 from ritz.intervals import ChiSquare, CountedChiSquare, Hull, MatchedT, StudentT
-from ritz.operators import DenseOperator
+from ritz.operators import DenseOperator, FunctionOperator
 
 MODES = ("locked", "full", "none")
 
@@ -513,3 +514,18 @@ def test_a_product_that_is_not_finite_names_the_batch():
     risk = ritz.Risk(Root(), nn.MSELoss(), (X, torch.zeros(4, 1)), batch_size=2)
     with pytest.raises(NonFiniteError, match=r"batch [01] is not finite"):
         ritz.spectrum(ritz.Hessian(risk, route="reverse"), 5, 2)
+
+
+def test_a_warning_points_at_the_line_of_the_call():
+    """And not into ritz or the standard library."""
+    A, count = rotated(FLAT), itertools.count()
+    broken = FunctionOperator(lambda V: (A @ V) * (math.nan if next(count) > 20 else 1.0), DIM, torch.float64)
+    calls = (
+        lambda: ritz.spectrum(broken, 30, 2),
+        lambda: ritz.top_eigenpairs(A, 5, max_products=30),
+        lambda: ritz.solve(A + 4.0, torch.ones(DIM), max_steps=2),
+    )
+    for call in calls:
+        with pytest.warns(NumericalWarning) as told:
+            call()
+        assert [(w.filename, w.lineno) for w in told] == [(__file__, call.__code__.co_firstlineno)]
