@@ -185,7 +185,7 @@ def _kept(risk: Risk, params: Params, batch: Batch) -> int:
         total = risk.total(leaves, batch)
         kept = live.bytes
     del total
-    return kept
+    return int(kept)
 
 
 def _passes(num_vectors: int) -> float:
