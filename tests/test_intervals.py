@@ -7,7 +7,17 @@ import pytest
 import torch
 from scipy import stats
 
-from ritz.intervals import Affine, Binomial, ChiSquare, Exact, PairedShares, Reciprocal, StudentT
+from ritz.intervals import (
+    Affine,
+    Binomial,
+    ChiSquare,
+    CountedChiSquare,
+    Exact,
+    MatchedT,
+    PairedShares,
+    Reciprocal,
+    StudentT,
+)
 from ritz.measures.gap import bootstrapped
 from ritz.results import Estimate, affine, derived, from_samples
 
@@ -163,3 +173,34 @@ def test_one_probe_gives_a_value_without_an_error():
     e = derived("x", lambda a: a**2, from_samples("a", torch.tensor([3.0])))
     assert e.value == 9.0
     assert e.interval() == (-float("inf"), float("inf"))
+
+
+# ------------------------------------------------------------------------------------ means of forms, by moments
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("count", [2.0, 3.0, 16.0, 5000.0])
+def test_degrees_of_freedom_are_held_as_often_as_they_should_be(count, level):
+    """A chi-square between its own quantiles has them inside, and one outside has not."""
+    inside, outside = ((0.5 - level / 2) * factor for factor in (1.01, 0.99))
+    for tail, held in ((inside, True), (1 - inside, True), (outside, False), (1 - outside, False)):
+        seen = float(stats.chi2.ppf(tail, count))
+        low, high = CountedChiSquare(1.0, seen, least=1.0).interval(seen, 0.0, (seen, seen), level)
+        assert (low <= count <= high) is held
+
+
+def test_many_degrees_of_freedom_have_the_normal_interval():
+    unit, seen = 1e-3, 1e6
+    low, high = CountedChiSquare(unit, seen, least=8.0).interval(5.0, 0.0, (5.0, 5.0), 0.95)
+    half = 1.96 * unit * (2 * seen) ** 0.5
+    assert (low, high) == pytest.approx((5.0 - half, 5.0 + half), rel=1e-3)
+
+
+def test_eigenvalues_below_zero_have_the_mirror_image():
+    below, above = (CountedChiSquare(unit, 3.0, least=2.0).interval(0.0, 0.0, (-1.0, 2.0), 0.9) for unit in (-0.5, 0.5))
+    assert below == pytest.approx((1 - above[1], 1 - above[0]))
+
+
+def test_a_standard_error_of_its_own_takes_the_place_of_the_spread():
+    value, bracket = 1.0, (0.5, 1.5)
+    assert MatchedT(7.0, 2.0).interval(value, 99.0, bracket, 0.9) == StudentT(7.0).interval(value, 2.0, bracket, 0.9)

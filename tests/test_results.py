@@ -381,3 +381,21 @@ def test_a_repr_is_the_one_line_of_str_whatever_came_with_the_number():
     e = estimate(samples=torch.ones(1000), parts=parts)
     assert repr(e) == str(e) == "trace 3.00 +- 0.10"
     assert repr(estimate(value=torch.ones(4), stderr=torch.zeros(4), exact=True)) == "trace (4,), mean 1, exact"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_value_that_is_not_finite_is_shown_as_it_is(value):
+    assert show(value, 0.1) == show(value) == f"{value:g}"
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "shown"),
+    [
+        (75.0, 3e-15, "7.500000000000000e+01 +- 3.0e-15"),
+        (1.0, 1e-300, "1.000000000000000e+00 +- 1.0e-300"),
+        (1.0, 1e300, "1.0e+00 +- 1.0e+300"),
+        (1e300, 1.0, "1.000000000000000e+300 +- 1.0e+00"),
+    ],
+)
+def test_no_more_digits_are_shown_than_a_number_has(value, stderr, shown):
+    assert show(value, stderr) == shown

@@ -78,6 +78,69 @@ class ChiSquare:
 
 
 @dataclass(frozen=True)
+class MatchedT:
+    """bracket -/+ t times a standard error of its own: for a variance that is known better than the spread tells it.
+
+    The square of `stderr` varies as chi^2 with `dof` degrees of freedom does. Of few probes the spread has few degrees;
+    moments of the matrix, which the same probes give, have more where many of its eigenvalues matter.
+    """
+
+    dof: float
+    stderr: float
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """Lower end of the bracket less t of the rule's standard errors, upper end plus as many."""
+        return StudentT(self.dof).interval(value, self.stderr, bracket, level)
+
+
+@dataclass(frozen=True)
+class CountedChiSquare:
+    """An offset and `seen` units of a chi-square, whose degrees of freedom nu are what is asked for.
+
+    It is for a mean of K forms v'Av of a matrix with few large eigenvalues, all about c: that is c / K times a
+    chi-square with K of them for each. The unit is known then, as a ratio of moments in which the luck of the probes
+    cancels, and how many there are is not. The interval has all nu of which `seen` is neither too much nor too little,
+
+        miss / 2  <=  P[chi^2(nu) <= seen]  <=  1 - miss / 2,        nu >= least
+
+    and moves the value by unit (nu - seen). For many eigenvalues it is the normal one, of variance 2 unit^2 seen.
+
+    Attributes:
+        unit: c / K, with the sign of the eigenvalues.
+        seen: How many units are in the value.
+        least: The fewest degrees of freedom there can be: those of one eigenvalue, K.
+
+    Example:
+        >>> rule = CountedChiSquare(unit=0.5, seen=2.0, least=2.0)  # of one eigenvalue of 1, by two probes
+        >>> [round(end, 2) for end in rule.interval(1.0, 0.0, (1.0, 1.0), 0.95)]
+        [1.0, 3.82]
+    """
+
+    unit: float
+    seen: float
+    least: float
+
+    def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
+        """From the fewest degrees of freedom to the most."""
+        ends = [self.unit * (self._degrees(q) - self.seen) for q in (0.5 + level / 2, 0.5 - level / 2)]
+        return bracket[0] + min(ends), bracket[1] + max(ends)
+
+    def _degrees(self, q: float) -> float:
+        """nu with P[chi^2(nu) <= seen] = q, by bisection; `least` where that is smaller."""
+        from scipy.special import chdtr
+
+        few, many = self.least, max(self.least, self.seen) + 10.0 * math.sqrt(2 * self.seen) + 40.0
+        while chdtr(many, self.seen) > q:
+            many *= 2
+        if chdtr(few, self.seen) <= q:
+            return few
+        for _ in range(60):
+            middle = (few + many) / 2
+            few, many = (middle, many) if chdtr(middle, self.seen) > q else (few, middle)
+        return many
+
+
+@dataclass(frozen=True)
 class Hull:
     """The smallest interval that holds those of several rules, for what no one of them is honest about alone."""
 
@@ -242,7 +305,8 @@ def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Num
         >>> matched_dof(8, trace=1.0, square=1.0, dim=1000) // 0.01 / 100  # one eigenvalue: chi^2 with K degrees
         8.0
     """
-    ratio = torch.as_tensor(trace).double().square() / torch.as_tensor(square).double().clamp(min=1e-300)
+    total, squares = (torch.as_tensor(x, dtype=torch.float64) for x in (trace, square))
+    ratio = total.square() / squares.clamp(min=1e-300)
     dof = num_probes * (ratio / (1 - ratio / dim).clamp(min=1e-6)).clamp(min=1.0, max=1e9)
     return dof if isinstance(trace, Tensor) else float(dof)
 

@@ -97,6 +97,19 @@ def whole_memory(device: torch.device) -> float:
     return float(share * torch.cuda.mem_get_info(device)[1])
 
 
+def whole_swap() -> float:
+    """Bytes on the disk of a host that stand in for memory; infinite where the system does not tell.
+
+    Example:
+        >>> whole_swap() >= 0
+        True
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
+        return sum(1024 * float(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+    return math.inf
+
+
 def _host_memory() -> list[tuple[float, float]]:
     """What the machine has and what is free of it, and the same of each control group with a limit."""
     return [*_system_memory(), *_group_memory()]

@@ -19,6 +19,8 @@ from .storage import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_DIGITS = 15  # behind the first, which are all that a float64 has
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate(Result):
@@ -234,12 +236,12 @@ def show(value: float, stderr: float = 0.0) -> str:
         >>> show(1234.567, 8.9), show(0.001234), show(1.5e-7, 2e-9)
         ('1234.6 +- 8.9', '0.001234', '1.500e-07 +- 2.0e-09')
     """
-    if not stderr or not math.isfinite(stderr):
+    if not stderr or not math.isfinite(stderr) or not math.isfinite(value):
         return f"{value:.4g}"
     digits = 1 - math.floor(math.log10(abs(stderr)))
-    if abs(value) < 1e-3 or abs(value) >= 1e5:
-        size = math.floor(math.log10(max(abs(value), stderr)))
-        return f"{value:.{max(digits + size, 0)}e} +- {stderr:.1e}"
+    size = math.floor(math.log10(max(abs(value), stderr)))
+    if abs(value) < 1e-3 or max(abs(value), stderr) >= 1e5 or digits + size > _DIGITS:
+        return f"{value:.{min(max(digits + size, 0), _DIGITS)}e} +- {stderr:.1e}"
     return f"{value:.{max(digits, 0)}f} +- {stderr:.{max(digits, 0)}f}"
 
 

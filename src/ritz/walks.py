@@ -106,7 +106,7 @@ def pieces(risk: Walked, work: Callable[[Batch], Summed], batch: Batch) -> list[
         try:
             return [work(piece) for piece in batch.pieces(most)]
         except Exception as error:
-            if not is_shortage(error):
+            if not is_shortage(error) or isinstance(error, NoRoomError):  # counted, or known of a part of this work
                 raise
             why = str(error).partition("\n")[0][:160]
         held = risk.shortcuts.let_go()  # outside the except block, whose traceback would hold the memory

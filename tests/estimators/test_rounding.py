@@ -220,7 +220,7 @@ def test_a_bracket_widens_skewed_intervals_on_both_sides(sign):
     rows = torch.randn(8, 40, generator=draw)
     image = rows * (sign * torch.cat([torch.tensor([20.0]), torch.full((39,), 0.01)]))
     value = float((rows * image).sum(1).mean())
-    rule = form_rule(rows, image, value, signs=False)
+    rule = form_rule(rows, image, signs=False)
     low, high = rule.interval(value, 0.0, (value, value), 0.95)
     assert (high - value > value - low) == (sign > 0)
     for moved in (0.1 * abs(value), 3 * abs(value)):

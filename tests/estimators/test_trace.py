@@ -292,3 +292,27 @@ def test_what_xtrace_finds_without_one_or_two_probes_is_that_of_projections_writ
     pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
     truth = torch.tensor([sample(i, i, j) for i, j in pairs]).double()
     torch.testing.assert_close(torch.stack([found.two()[i, j] for i, j in pairs]), truth)
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_a_multiple_of_the_identity_makes_no_interval_wider(method):
+    """Random signs know its trace exactly; it may be most of the matrix, as with weight decay in the loss."""
+    A = rotated(FLAT)
+    for seed in range(5):
+        ends = [ritz.trace(A + shift, method, 12, seed).interval() for shift in (0.0, 3.0)]
+        widths = [high - low for low, high in ends]
+        assert widths[1] < 1.3 * widths[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "estimate",
+    [ritz.trace, ritz.frobenius_norm, lambda A: ritz.diagonal(A, method="hutch++").parts["vector"]],
+    ids=["trace", "norm", "diagonal"],
+)
+def test_half_precision_finds_the_range_of_the_large_eigenvalues_too(estimate, dtype):
+    """torch has no QR decomposition of it, which was an error."""
+    truth = operator("outliers").dense()
+    found = estimate(DenseOperator(truth.to(dtype)))
+    exact = float(truth.norm() if found.name == "Frobenius norm" else truth.trace())
+    assert found.value == pytest.approx(exact, abs=4 * float(found.stderr) + 10 * torch.finfo(dtype).eps * exact)

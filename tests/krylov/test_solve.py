@@ -228,6 +228,8 @@ def test_bad_input_is_refused():
         solve(op, torch.ones(4, dtype=f64), max_steps=0)
     with pytest.raises(ValueError, match="the preconditioner has dim=3, the matrix dim=4"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=DenseOperator(torch.eye(3, dtype=f64)))
+    with pytest.raises(TypeError, match="the preconditioner returned no tensor but a ndarray"):
+        solve(op, torch.ones(4, dtype=f64), preconditioner=lambda V: V.numpy())
     with pytest.raises(ValueError, match="the preconditioner returned"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=lambda R: R.sum())
     with pytest.raises(ValueError, match="the preconditioner is not positive definite"):

@@ -177,6 +177,25 @@ def test_scipy_sees_the_precision_of_the_operator():
     assert hessian().to_scipy().dtype == np.float64
 
 
+def test_scipy_may_multiply_complex_vectors():
+    """The imaginary part was left out: a resolvent by GMRES is that of b + 0 i."""
+    A = DenseOperator(torch.diag(torch.tensor([1.0, 2.0, 3.0])))
+    b = np.array([1.0 + 2.0j, 2.0, -1.0j])
+    np.testing.assert_allclose(A.to_scipy() @ b, np.array([1.0, 2.0, 3.0]) * b)
+    np.testing.assert_allclose(A.to_scipy() @ b[:, None], (np.array([1.0, 2.0, 3.0]) * b)[:, None])
+    shifted = A.to_scipy() - 1.0j * scipy.sparse.linalg.aslinearoperator(np.eye(3))
+    found, info = scipy.sparse.linalg.gmres(shifted, b, rtol=1e-12)
+    assert info == 0
+    np.testing.assert_allclose(found, b / np.array([1.0 - 1.0j, 2.0 - 1.0j, 3.0 - 1.0j]))
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; write torch.as_tensor\(matrix\)"):
+        DenseOperator(np.eye(3))
+    with pytest.raises(TypeError, match="the function returned no tensor but a ndarray; for NumPy see from_scipy"):
+        FunctionOperator(lambda V: V.numpy(), dim=3) @ torch.ones(3)
+
+
 def test_a_matrix_of_scipy_becomes_an_operator_and_comes_back():
     sparse = scipy.sparse.diags_array([[1.0, 2.0, 3.0], [0.5, 0.5], [0.5, 0.5]], offsets=[0, 1, -1])
     A = from_scipy(sparse)

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import ritz
-from ritz.doctor.costs import LiveBytes
 from ritz.estimators.precision import compare_precisions
+from ritz.memory import NoRoomError
 from ritz.operators import footprint
+from ritz.operators.footprint import LiveBytes
 
 MATRICES = {"Hessian": ritz.Hessian, "GGN": ritz.GGN}
 
@@ -151,3 +152,95 @@ def test_products_are_not_compared_with_float64_where_that_has_no_room(monkeypat
         needed = 2 * footprint.product_bytes(risk, risk.params(), batch, 1)
     monkeypatch.setattr("ritz.estimators.precision.free_memory", lambda device: needed)
     assert compare_precisions(ritz.Hessian(risk)) is None
+
+
+# ------------------------------------------------------------------------------------------- no room for one vector
+
+
+def wide(**keywords) -> tuple[ritz.Risk, int, float]:
+    """Batches of 32 samples that stay whole, what the forward pass keeps of one, and what a product takes at most."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))
+    data = torch.randn(64, 4), torch.randint(3, (64,))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data, batch_size=32, mode="train", **keywords)
+    risk.check()
+    batch = next(iter(risk.batches))
+    with risk.session():
+        kept = footprint.kept_bytes(risk, risk.params(), batch)
+        return risk, 32 * int(kept), footprint.product_bytes(risk, risk.params(), batch, 1)
+
+
+def pretend(size: float, monkeypatch) -> None:
+    """A host with so much memory, and no swap."""
+    monkeypatch.setattr(footprint, "whole_memory", lambda device: size)
+    monkeypatch.setattr(footprint, "whole_swap", lambda: 0.0)
+    footprint.room.cache_clear()
+
+
+@pytest.fixture
+def _own_room():
+    yield
+    footprint.room.cache_clear()
+
+
+@pytest.mark.usefixtures("_own_room")
+@pytest.mark.parametrize("matrix", [*MATRICES.values(), ritz.EmpiricalFisher])
+def test_a_batch_that_cannot_have_room_is_refused_before_a_product_is_tried(matrix, chunks, monkeypatch):
+    risk, kept, _ = wide()
+    A = matrix(risk)
+    pretend(0.9 * kept, monkeypatch)
+    told = "batch of 32 samples .* is not cut.* keeps .* a sample.* there are .*; about 2 would fit"
+    with pytest.raises(NoRoomError, match=told):
+        A @ torch.ones(A.dim)
+    assert not chunks
+    pretend(0.9 * kept / 32, monkeypatch)
+    with pytest.raises(NoRoomError, match="with swap; nor does a part, or use mode='eval'"):
+        ritz.trace(A, "hutchinson", 2)
+
+
+@pytest.mark.usefixtures("_own_room")
+def test_batches_of_the_size_that_is_advised_go_through(monkeypatch):
+    risk, kept, _ = wide()
+    pretend(0.9 * kept, monkeypatch)
+    H = ritz.Hessian(risk.on((torch.randn(6, 4), torch.randint(3, (6,))), batch_size=2))
+    assert bool((H @ torch.ones(H.dim)).isfinite().all())
+
+
+@pytest.mark.usefixtures("_own_room")
+def test_what_may_have_room_is_tried_and_said_in_the_log(monkeypatch, caplog):
+    risk, kept, most = wide()
+    v = torch.ones(risk.dim)
+    truth = ritz.Hessian(risk) @ v
+    assert not caplog.records
+    pretend(1.1 * kept, monkeypatch)
+    with caplog.at_level("WARNING"):
+        torch.testing.assert_close(ritz.Hessian(risk) @ v, truth)
+    assert "a product of 32 samples may take" in caplog.text
+    caplog.clear()
+    pretend(1.1 * most, monkeypatch)
+    torch.testing.assert_close(ritz.Hessian(risk) @ v, truth)
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("_own_room")
+def test_a_loss_that_knows_whole_batches_alone_is_never_refused(monkeypatch):
+    def batch_loss(model, batch):
+        assert len(batch[0]) == 8, "eight samples, no more and no fewer"
+        return model(batch[0]).square().sum(), 8
+
+    risk = ritz.Risk(nn.Linear(3, 2), data=[(torch.randn(8, 3),)], batch_loss=batch_loss)
+    pretend(1.0, monkeypatch)
+    H = ritz.Hessian(risk)
+    assert bool((H @ torch.ones(H.dim)).isfinite().all())
+
+
+@pytest.mark.parametrize("route", ["forward", "reverse", "difference"])
+def test_a_product_takes_more_than_what_its_forward_pass_keeps(route):
+    """So that what is refused for it could not have been computed."""
+    risk, kept, _ = wide(plan=ritz.Plan(cache=False))
+    H = ritz.Hessian(risk, route)
+    row = H.probes([0], seed=0)
+    H.rows(row)
+    with LiveBytes() as live:
+        H.rows(row)
+    assert live.peak > 1.2 * kept

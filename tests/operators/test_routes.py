@@ -211,12 +211,31 @@ def test_a_term_is_missed_in_the_last_weights_too():
 
 def test_of_exact_routes_that_disagree_the_symmetric_one_is_taken():
     risk, truth = net_risk(WrongForwardCube.apply)
-    assert cases.relative(ritz.Hessian(risk, route="forward").dense(), cases.dense_hessian(truth)) > 1e-2
     H = ritz.Hessian(risk)
     with pytest.warns(NumericalWarning, match="forward and reverse products disagree; reverse is the one.*symmetric"):
         dense = H.dense()
     assert H.route == "reverse"
     assert cases.relative(dense, cases.dense_hessian(truth)) < 1e-10
+
+
+def test_a_forward_route_that_is_named_is_told_to_be_wrong_once_and_taken():
+    risk, truth = net_risk(WrongForwardCube.apply)
+    H = ritz.Hessian(risk, route="forward")
+    with pytest.warns(NumericalWarning, match="forward and reverse products disagree by .*; use route='auto'"):
+        dense = H.dense()
+    H.block("first.*").dense()  # has been told
+    assert H.route == "forward"
+    assert cases.relative(dense, cases.dense_hessian(truth)) > 1e-2
+
+
+def test_a_forward_route_that_is_named_and_right_is_taken_in_silence():
+    class RightCube(WrongForwardCube):
+        @staticmethod
+        def jvp(ctx, t):
+            return 3 * ctx.saved_tensors[0] ** 2 * t
+
+    risk, truth = net_risk(RightCube.apply)
+    assert cases.relative(ritz.Hessian(risk, route="forward").dense(), cases.dense_hessian(truth)) < 1e-10
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("forward", "reverse"), ("reverse", "forward")])

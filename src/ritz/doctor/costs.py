@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batches import tensors_of
 from ..estimators.krylov_run import HEAD_BLOCK, HEAD_LOCKED, HEAD_STEPS, NOISE_PRODUCTS
 from ..measures.elsewhere import TURNING, VECTORS, steps_elsewhere
 from ..measures.registry import resolve
 from ..measures.row import Measure
+from ..operators.footprint import LiveBytes
 from ..operators.risk_operator import RiskOperator
 from ..risk import Risk
 from .checkup import Projection, count
@@ -125,42 +122,6 @@ def product_bytes(operator: RiskOperator) -> float:
     with LiveBytes() as live:
         operator.rows(rows)
     return float(live.peak)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that come to life inside it and are still alive, and keeps the most.
-
-    Example:
-        >>> with LiveBytes() as live:
-        ...     a = torch.ones(1000)
-        ...     del a
-        ...     b = torch.ones(500)
-        >>> live.peak
-        4000
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        given = {_key(x) for x in tensors_of((args, kwargs))}
-        result = func(*args, **kwargs)
-        for x in tensors_of(result):
-            if _key(x) not in given:  # a view of what was there costs nothing
-                storage = x.untyped_storage()
-                self._alive[_key(x)] = (StorageWeakRef(storage), storage.nbytes())
-        self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
-        self.peak = max(self.peak, sum(number for _, number in self._alive.values()))
-        return result
-
-
-def _key(x: Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
 
 
 # ------------------------------------------------------------------------------------------------ projections

@@ -5,67 +5,87 @@ import math
 import torch
 from torch import Tensor
 
-from ..intervals import Affine, ChiSquare, Exact, Hull, IntervalRule, StudentT, matched_dof
+from ..intervals import ChiSquare, CountedChiSquare, Exact, Hull, IntervalRule, MatchedT, StudentT, matched_dof
 from ..space import row_dots, row_products
 
+_MANY = 1e6  # degrees of freedom from which on a law is taken to be the normal one
 
-def form_rule(rows: Tensor, image: Tensor, value: float, *, signs: bool) -> IntervalRule:
-    """The interval of a mean of K quadratic forms v'Av: Student t, widened by a shifted chi-square of three moments.
 
-    A few large eigenvalues make the mean skewed, which t does not know: a sum of K forms has cumulants K Tr A,
-    2 K Tr A^2, 8 K Tr A^3. Those of b + c chi^2(nu) agree for nu = K (Tr A^2)^3 / (Tr A^3)^2 and c nu = K D with
-    D = (Tr A^2)^2 / Tr A^3; nu is K for one dominant eigenvalue, and large, which is the normal interval, for none. The
-    moments are free: with M = V A V' they are the mean |A v|^2 and the mean of M_ij M_jk M_ki over distinct probes. For
-    signs the diagonal of A adds no variance. With 8 probes of a spiked matrix neither rule covers by itself, and both
-    together do (tests/estimators/test_coverage.py).
+def form_rule(rows: Tensor, image: Tensor, *, signs: bool) -> IntervalRule:
+    """The interval of a mean of K quadratic forms v'Av, from what the probes and their images know besides its spread.
+
+    The mean has variance 2 Tr A^2 / K, and |A v|^2 tells Tr A^2: by all n numbers of each image, where the K forms by
+    themselves have K - 1 degrees of freedom. See `moment_rule` for what is made of it. The higher moments are those of
+    M = V A V' and N = V A^2 V', less their mean diagonals: Tr A^3 / Tr A^2 is <M, N> / <M, M>, exact for one dominant
+    eigenvalue, and Tr A^4 is at most <N, N> / K (K - 1), which is right for one and at most (K + 2) / K too much.
+
+    For random signs the diagonal of A adds no variance: that of v * (A v), summed over its entries, is the part of
+    Tr A^2 that does, and the matrix counts for as much less.
 
     Args:
         rows: The probes (K, dim).
         image: A v for each (K, dim).
-        value: The mean of the forms, and what is known besides.
         signs: Whether the probes are random signs.
 
     Example:
         >>> rows = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0]])
-        >>> form_rule(rows, rows, 2.0, signs=True).interval(2.0, 0.0, (2.0, 2.0), 0.95)  # the identity: nothing varies
+        >>> form_rule(rows, rows, signs=True).interval(2.0, 0.0, (2.0, 2.0), 0.95)  # the identity: nothing varies
         (2.0, 2.0)
     """
     num = len(rows)
-    if num < 3:
+    if num < 2:
         return StudentT(num - 1)
-    forms = row_products(rows, image).cpu()  # (K, K)
-    forms = (forms + forms.T) / 2
-    square = float(torch.stack([row_dots(own, own) for own in image.split(1)]).mean())
-    if not square > 0:
-        return Exact()
-    apart = (forms - torch.diag(forms.diagonal())) / math.sqrt(square)  # in units in which no power overflows
-    skew = float((apart @ apart @ apart).trace()) / (num * (num - 1) * (num - 2))
-    share = 1.0
-    if signs:  # sum_i A_ii^2, from pairs of single-probe diagonals
-        total, squares = torch.zeros_like(image[0]), torch.zeros((), dtype=torch.float64, device=image.device)
-        for row, own in zip(rows, image, strict=True):  # one at a time: rows may fill the memory
-            each = row * own
-            total += each
-            squares += row_dots(each, each)
-        on_diagonal = float((row_dots(total, total) - squares) / (num * (num - 1)))
-        share = math.sqrt(min(max(1 - on_diagonal / square, 0.0), 1.0))
-    return skewed_rule(num, value, square, skew, share)
+    forms, squares = row_products(rows, image).cpu(), row_products(image, image).cpu()  # (K, K)
+    square = float(squares.diagonal().mean())
+    if not 0 < square < math.inf:
+        return StudentT(num - 1) if square else Exact()
+    # in units in which no power overflows: Tr A^2 is 1
+    first, second = (_deviator(x) for x in ((forms + forms.T) / (2 * math.sqrt(square)), squares / square))
+    step = float((first * second).sum() / first.square().sum().clamp(min=1e-300))
+    dof = num**2 * (num - 1) / max(float(second.square().sum()), 1e-9)
+    free = min(_spread_of_entries(rows, image) / square, 1.0) if signs else 1.0
+    norm = math.sqrt(free * square)
+    return moment_rule(num, norm, step * norm, dof)
 
 
-def skewed_rule(num: int, value: float, square: float, skew: float, share: float = 1.0) -> IntervalRule:
-    """The interval of a mean of `num` forms from Tr A^2 and Tr A^3 / (Tr A^2)^(3/2), of which a share varies.
+def moment_rule(num: int, norm: float, step: float, dof: float) -> IntervalRule:
+    """The interval of a mean of `num` forms v'Av from ||A||_F and what is known of its higher moments.
 
-    See `form_rule`.
+    Two rules that together cover wherever few eigenvalues matter, and are both the normal interval where many do: t,
+    with as many degrees of freedom as Tr A^2 is known by, and one for large eigenvalues of one sign, which make the
+    mean skewed. That is told Tr A^2 a `num`-th larger than seen, for other eigenvalues beside one that dominates.
+
+    Args:
+        num: Probes.
+        norm: ||A||_F, the part of it that varies.
+        step: Tr A^3 / Tr A^2: the size of the eigenvalues that matter, positive or negative.
+        dof: num (Tr A^2)^2 / Tr A^4, which is `num` for one eigenvalue.
 
     Example:
-        >>> skewed_rule(8, 1.0, 1.0, 1.0).rules  # one eigenvalue of 1: chi^2 with K degrees
-        (StudentT(dof=7), ChiSquare(dof=8.0, offset=0.0))
+        >>> rule = moment_rule(8, norm=1.0, step=1.0, dof=8.0)  # one eigenvalue of 1
+        >>> [round(end, 2) for end in rule.interval(1.0, 0.0, (1.0, 1.0), 0.95)]
+        [-0.15, 2.27]
     """
-    dof = num / min(max(skew**2, 1e-9), 1.0)
-    reach, sign = share * math.sqrt(square * dof / num), math.copysign(1.0, skew)
-    skewed = ChiSquare(dof, offset=sign * value - reach)
-    # skewed to the left it is the mirror image, in which a bracket lies the right way round
-    return Hull((StudentT(num - 1), skewed if sign > 0 else Affine(skewed, -1.0)))
+    if not norm > 0:
+        return Exact()
+    raised = norm * math.sqrt((num + 1) / num)
+    seen = min(num * (raised / step) ** 2, _MANY) if step else _MANY
+    counted = CountedChiSquare(math.copysign(raised / math.sqrt(num * seen), step), seen, least=num)
+    return Hull((MatchedT(min(max(dof, num), _MANY), norm * math.sqrt(2 / num)), counted))
+
+
+def _deviator(forms: Tensor) -> Tensor:
+    """A square matrix less the mean of its diagonal."""
+    return forms - forms.diagonal().mean() * torch.eye(len(forms), dtype=forms.dtype)
+
+
+def _spread_of_entries(rows: Tensor, image: Tensor) -> float:
+    """The variance of v * (A v) over probes, summed over entries: of signs without bias Tr A^2 off the diagonal."""
+    mean = torch.zeros_like(image[0])
+    for row, own in zip(rows, image, strict=True):  # one at a time: rows may fill the memory
+        mean += row * own / len(rows)
+    apart = (row * own - mean for row, own in zip(rows, image, strict=True))
+    return float(sum(row_dots(each, each) for each in apart)) / (len(rows) - 1)
 
 
 def square_rule(tail: Tensor, head: float) -> IntervalRule:

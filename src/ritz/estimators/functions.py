@@ -7,13 +7,14 @@ probe by probe; what leaving out the coupling of head and tail does; how far the
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import IndefiniteError
-from ..intervals import StudentT
+from ..intervals import Hull, StudentT
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate
 from .rounding import around
@@ -33,14 +34,19 @@ def negative_trace(s: "Spectrum") -> Estimate:
     if s.tail is None:
         bracket = around(head, moved)
         return Estimate(name="negative trace", value=head, bracket=bracket, exact=True, **s._cost(text))
-    samples = s._tail_samples(lambda t: t.clamp(max=0.0))
+
+    def negative(t: Tensor) -> Tensor:
+        return t.clamp(max=0.0)
+
+    samples = s._tail_samples(negative)
     low, high = _negative_bounds(s, s.tail)
     # min(t, 0) is concave, so leaving the coupling out can only raise its trace; by |r|^2 / |theta| to second order,
     # and by no more than |r| for each pair, half of the coupling's nuclear norm, however small theta is
     residuals = s.head_residuals
     slack = float(torch.minimum(residuals.square() / s.head.abs().clamp(min=1e-300), residuals).sum())
     ends = low - moved, high + moved
-    return _bracketed(s, "negative trace", samples, ends, (head - slack, head), text, support=(-math.inf, 0.0))
+    support = (-math.inf, 0.0)
+    return _bracketed(s, "negative trace", negative, samples, ends, (head - slack, head), text, support)
 
 
 def _negative_bounds(s: "Spectrum", tail: Tridiagonal, num: int = 64) -> tuple[Tensor, Tensor]:
@@ -76,7 +82,11 @@ def mass(s: "Spectrum", below: float) -> Estimate:
     low, high = s.tail.mass_bounds(below - off)[0] * share, s.tail.mass_bounds(below + off)[1] * share
     reach = s.coupling + near
     under, over = (float((s.head <= below + side * reach).sum()) / s.dim for side in (-1, 1))
-    return _bracketed(s, "mass", (low + high) / 2, (low, high), (under, over), text, support=(0.0, 1.0))
+
+    def counted(t: Tensor) -> Tensor:
+        return (t <= below).double() / s.dim
+
+    return _bracketed(s, "mass", counted, (low + high) / 2, (low, high), (under, over), text, support=(0.0, 1.0))
 
 
 def logdet(s: "Spectrum", shift: float) -> Estimate:
@@ -96,7 +106,7 @@ def logdet(s: "Spectrum", shift: float) -> Estimate:
     low, high = (side * left for side in s.tail.bounds(log, floor))
     off = moved + left * (s._hidden / (floor + shift)).square() / 2  # half the second derivative; see `_hidden`
     slack = _lost_volume(s, shift, floor)
-    return _bracketed(s, "log-determinant", high, (low - off, high + off), (head - slack, head), text)
+    return _bracketed(s, "log-determinant", log, high, (low - off, high + off), (head - slack, head), text)
 
 
 def _lost_volume(s: "Spectrum", shift: float, floor: float) -> float:
@@ -136,7 +146,7 @@ def soft_rank(s: "Spectrum", shift: float) -> Estimate:
     lost = (s.head_residuals.square() * ((s.head + shift) ** -2 + least**-2)).sum()
     slack = min(float(lost) * shift / least, float(len(s.head)) if s.positive else math.inf)
     ends, support = (low - off, high + off), (-math.inf, s.dim)
-    return _bracketed(s, "soft rank", high, ends, (head - slack, head), text, support=support)
+    return _bracketed(s, "soft rank", share, high, ends, (head - slack, head), text, support)
 
 
 def _check_shift(s: "Spectrum", shift: float) -> float:
@@ -175,19 +185,23 @@ def _uncovered(s: "Spectrum", shift: float, floor: float) -> str:
 
 
 def _bracketed(
-    s: "Spectrum", name: str, samples: Tensor, tail: tuple[Tensor, Tensor], head: tuple[float, float], text: str,
-    support: tuple[float, float] = _EVERYWHERE,
+    s: "Spectrum", name: str, f: Callable[[Tensor], Tensor], samples: Tensor, tail: tuple[Tensor, Tensor],
+    head: tuple[float, float], text: str, support: tuple[float, float] = _EVERYWHERE,
 ) -> Estimate:  # fmt: skip
-    """Values between bounds, probe by probe: the bracket is their means, the error the largest of their errors.
+    """Tr f(H) between bounds, probe by probe: the bracket is their means, the error the largest of their errors.
 
-    `tail` are the bounds of the probes, (K,) and (K,), and `head` those of the locked pairs' part.
+    `tail` are the bounds of the probes, (K,) and (K,), and `head` those of the locked pairs' part. Outliers that are
+    not locked make the mean of few probes skewed, which widens Student t.
     """
     low, high = tail
     root = math.sqrt(len(samples))
     stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
     samples = samples + head[1]
+    least, most = float(low.mean()) + head[0], float(high.mean()) + head[1]
+    plain = StudentT(len(samples) - 1)
     return Estimate(
         name=name, value=float(samples.mean()), stderr=stderr, samples=samples,
-        bracket=(float(low.mean()) + head[0], float(high.mean()) + head[1]), rule=StudentT(len(samples) - 1),
+        bracket=(min(least, most), max(least, most)),  # bounds that meet may cross by round-off
+        rule=plain if s._outliers_locked else Hull((plain, s.rule_by_moments(f))),
         support=support, **s._cost(text),
     )  # fmt: skip

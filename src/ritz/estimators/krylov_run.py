@@ -247,7 +247,7 @@ class KrylovRun:
             self.tails = [self.tail.first(steps).tridiagonal()]
         if broken:
             text += f": {why}"
-            warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=5)
+            warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=4)
         return text
 
     # ------------------------------------------------------------------------------------------- parameters

@@ -28,7 +28,7 @@ from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, from_samples
 from ..storage import Result
 from . import density, functions
-from .forms import skewed_rule
+from .forms import moment_rule
 from .rounding import Rounding, around
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class Spectrum(Result):
             head += 2 * float(self.head_residuals.square().sum())
             parts = self._parts("squared norm", self.layer_samples[1], "squared norm of the rows of one parameter")
             return self._average(
-                "moment 2", 2, head, "Tr H^2 = ||H||_F^2", support=(0.0, math.inf), parts=parts,
-                slack=self._moved.power(2),
+                "moment 2", 2, head, "Tr H^2 = ||H||_F^2", parts=parts, slack=self._moved.power(2),
             )  # fmt: skip
         # second order in the coupling E: |Tr H^k - Tr (H - E)^k| <= k (k - 1) / 2 ||H||^(k-2) ||E||_F^2
         bound = float(self.spectral_norm.value) + self.coupling
@@ -375,33 +374,57 @@ class Spectrum(Result):
         samples = self._tail_samples(torch.square if degree == 2 else lambda t: t**degree)
         bracket = around(head + float(samples.mean()), slack)
         rule = self._rule(degree, samples, head)
-        return from_samples(name, samples, offset=head, bracket=bracket, rule=rule, **self._cost(text), **fields)
+        support = (0.0 if self.positive or degree % 2 == 0 else -math.inf, math.inf)
+        about = {"bracket": bracket, "rule": rule, "support": support, **self._cost(text), **fields}
+        return from_samples(name, samples, offset=head, **about)
 
     def _rule(self, degree: int, samples: Tensor, head: float) -> IntervalRule:
-        """Student t once outliers are locked; without, chi-square where H^degree is positive, and so its mean skewed.
+        """Student t once outliers are locked; without, what the moments of H^degree say of the mean's skew.
 
-        That asks for Tr H^(2 degree), which `degree` steps give. Fewer give too little of it: then it is taken to be no
-        less than the spread of the probes says, and chi-square widens Student t. Where A = H^degree may have both signs
-        its mean may be as skewed, by Tr (A - mu)^3, mu = Tr A / n: on the sphere a multiple of the identity adds
-        nothing. Too few steps for that moment have chi-square widen Student t as if all eigenvalues had one sign.
+        That asks for Tr H^(3 degree), to which steps of 1.5 `degree` are exact. Fewer have chi-square, with as many
+        degrees of freedom as Tr H^(2 degree) says, where H^degree is positive. If they do not give that either, it is
+        taken to be no less than the spread of the probes says, and chi-square widens Student t, as it does where
+        H^degree may have both signs.
         """
         num, left = self.num_probes, self.dim - len(self.head)
         if self._outliers_locked:
             return StudentT(num - 1)
+        if 2 * self.num_steps >= 3 * degree:
+            return self.rule_by_moments(lambda t: t**degree, self._continued, fourth=self.num_steps >= 2 * degree)
         mean, square = float(samples.mean()), self._left_over(2 * degree)
         known = self.num_steps >= degree
         if known and (self.positive or degree == 2):
             return ChiSquare(matched_dof(num, mean, square, left), head)
         if num == 1:
             return StudentT(0)
-        if 2 * self.num_steps >= 3 * degree:
-            spread = max(square - mean**2 / left, 0.0)
-            cube = self._left_over(3 * degree) - 3 * mean * square / left + 2 * mean**3 / left**2
-            return skewed_rule(num, head + mean, spread, cube / spread**1.5 if spread else 0.0)
         # on the sphere the variance is 2 n / (n + 2) (Tr A^2 - (Tr A)^2 / n); raised for being known from few probes
         seen = (float(samples.var()) * (left + 2) / 2 + mean**2) / left * (num + 1) / (num - 1)
         most = square if known else max(square, seen)
         return Hull((StudentT(num - 1), ChiSquare(matched_dof(num, mean, most, left), head)))
+
+    def rule_by_moments(
+        self, f: Callable[[Tensor], Tensor], rules: Quadrature | None = None, fourth: bool = True
+    ) -> IntervalRule:
+        """The interval of Tr f(H), by `moment_rule`, from the moments of f(H) that quadrature rules have.
+
+        On the sphere a multiple of the identity adds nothing: they are taken about their mean. Without the `fourth` it
+        is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the square of the second.
+        """
+        num, left, rules = self.num_probes, self.dim - len(self.head), rules or self._gauss
+        mean, largest = float(rules.integrate(f).mean()), float(f(rules.nodes).abs().max())
+        if not 0 < largest < math.inf:
+            return StudentT(num - 1) if largest else Exact()
+        # in units in which no square under- or overflows
+        root = largest * math.sqrt(float(rules.integrate(lambda t: ((f(t) - mean) / largest).square()).mean()))
+        if not root:
+            return Exact()
+        cube, square = (
+            float(rules.integrate(lambda t, k=k: ((f(t) - mean) / root) ** k).mean())  # type: ignore[misc]
+            for k in (3, 4)
+        )
+        return moment_rule(
+            num, math.sqrt(left) * root, cube * root, num**2 / (num + 2) * left / square if fourth else num
+        )
 
     def _left_over(self, k: int) -> float:
         """Tr of the k-th power of what the head leaves over, the mean over probes; exact up to k = 2 m."""

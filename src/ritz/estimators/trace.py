@@ -141,7 +141,7 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, f
     each = zip(rows.split(1), image.split(1), strict=True)  # one at a time: rows may fill the memory
     sums = torch.cat([meter.space.segment(row * own) for row, own in each]).double().cpu()  # (K, parameters)
     samples = sums.sum(1)
-    rule = form_rule(rows, image, float(samples.mean()), signs=True)
+    rule = form_rule(rows, image, signs=True)
     told = about(meter, "Tr by Hutchinson's estimator", seed)
     norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
     return from_samples("trace", samples, rule=rule, parts=blocks(meter, sums, seed), **told), norm
@@ -152,7 +152,8 @@ def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, flo
     head = float((found.basis * found.image).double().sum())
     sums = meter.space.segment(found.rows * found.tail).double().cpu()  # (K, parameters)
     samples = sums.sum(1)
-    rule = form_rule(found.rows, found.tail, head + float(samples.mean()), signs=False)
+    # v'QAQv for signs v, to which the diagonal of QAQ, as of a shifted matrix, adds no variance
+    rule = form_rule(meter.probes(range(len(samples)), seed), found.tail, signs=True)
     sums = sums + meter.space.segment(found.head[None]).double().cpu()
     told = about(meter, "Tr by Hutch++", seed)
     parts = blocks(meter, sums, seed)

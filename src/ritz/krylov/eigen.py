@@ -404,5 +404,5 @@ def _warn(pairs: EigenPairs, tol: float) -> None:
         f"{int((~pairs.converged).sum())} of {len(pairs)} eigenpairs have residuals above tol={tol:g} of the spectral "
         f"norm, the largest {float(pairs.residuals.max()):.2g}; {remedy}",
         NumericalWarning,
-        stacklevel=3,
+        stacklevel=4,  # over the decorator of `top_eigenpairs`
     )

@@ -296,7 +296,7 @@ def _report(op: Metered, run: _Run, x: Tensor, tol: float, max_steps: int, b: Te
             f"{int((~converged).sum())} of {len(converged)} systems not solved to tol={tol:g}, largest relative "
             f"residual {float(relative.max()):.2g}; {stopping.remedy(stop, taken=run.steps) or stop}",
             NumericalWarning,
-            stacklevel=3,
+            stacklevel=4,  # over the decorator of `solve`
         )
     shape = b.shape[1:]
     found = x.T.reshape(b.shape).contiguous().as_subclass(Solution)
@@ -343,6 +343,8 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
 
     def apply(rows: Tensor) -> Tensor:
         image = function(rows.T)
+        if not isinstance(image, Tensor):
+            raise TypeError(f"the preconditioner returned no tensor but a {type(image).__name__}")
         if image.shape != rows.T.shape:
             raise ValueError(f"the preconditioner returned {tuple(image.shape)} for columns {tuple(rows.T.shape)}")
         return image.T.to(rows).contiguous()

@@ -198,6 +198,8 @@ class DenseOperator(Operator):
     matrix = "dense matrix"
 
     def __init__(self, matrix: Tensor) -> None:
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"expected a tensor, got {type(matrix).__name__}; write torch.as_tensor(matrix)")
         square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
         if not square or not matrix.is_floating_point():
             raise ValueError(f"expected a square floating-point matrix, got {tuple(matrix.shape)} {matrix.dtype}")
@@ -238,6 +240,8 @@ class FunctionOperator(Operator):
 
     def _rows(self, rows: Tensor) -> Tensor:
         image = self.function(rows.T)
+        if not isinstance(image, Tensor):
+            raise TypeError(f"the function returned no tensor but a {type(image).__name__}; for NumPy see from_scipy")
         if image.shape != rows.T.shape:
             raise ValueError(f"the function returned {tuple(image.shape)} for columns {tuple(rows.T.shape)}")
         return image.T.to(rows)
@@ -261,6 +265,8 @@ def to_scipy(operator: Operator) -> "scipy.sparse.linalg.LinearOperator":
     dtype = np.float64 if operator.dtype == torch.float64 else np.float32
 
     def matmat(columns: np.ndarray) -> np.ndarray:
+        if np.iscomplexobj(columns):  # as those of an iteration for complex eigenvalues, or of a resolvent
+            return matmat(columns.real) + 1j * matmat(columns.imag)
         image = operator @ torch.as_tensor(np.ascontiguousarray(columns, dtype=dtype))
         return image.cpu().to(torch.float64 if dtype is np.float64 else torch.float32).numpy()
 

@@ -7,6 +7,7 @@ where a GPU has an error for want of memory, after which vectors are taken fewer
 the process: what a product needs is counted before.
 """
 
+import logging
 import math
 import weakref
 from collections.abc import Hashable
@@ -15,12 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..batches import Batch, tensors_of
-from ..memory import bytes_of, whole_memory
+from ..memory import NoRoomError, bytes_of, whole_memory, whole_swap
 from ..risk import Params, Risk
+
+log = logging.getLogger(__name__)
 
 LARGEST = 1 << 24  # bytes of one intermediate result, tangents counted in
 WORTH = 2  # bytes of all results of a piece, for each of the weights
@@ -104,6 +108,86 @@ def product_bytes(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
     return batch.size * footprint(risk, params, batch).total * _passes(num_vectors)
 
 
+def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
+    """Refuse a batch that stays whole where a CPU cannot have room for it: the system would end the process.
+
+    What a product takes is counted too high for that. By any route it holds at least what a forward pass keeps for the
+    backward one, and where that alone is more than the memory and the swap of the host there is no way. Between the two
+    it is tried, and said in the log. To be called inside `session`.
+
+    Raises:
+        NoRoomError: It says what was counted, what there is, and how many samples would fit.
+
+    Example:
+        >>> risk = Risk(torch.nn.Linear(1, 4), torch.nn.MSELoss(), (torch.zeros(5, 1), torch.zeros(5, 4)), mode="train")
+        >>> with risk.session():
+        ...     refuse_without_room(risk, risk.params(), next(iter(risk.batches)))
+    """
+    there = whole_memory(risk.device) + whole_swap()
+    wanted = product_bytes(risk, params, batch, 1)
+    if wanted <= there:
+        return
+    each = kept_bytes(risk, params, batch)
+    fits = int(room() / max(1.0, wanted / batch.size))
+    if batch.size * each <= there:
+        log.warning(
+            "a product of %d samples may take %s, of the %s there are, and the system ends a process that takes more",
+            batch.size, _told(wanted), _told(there),
+        )  # fmt: skip
+        return
+    advice = f"about {fits} would fit: give data in batches of {fits}, another function" if fits else "nor does a part"
+    raise NoRoomError(
+        f"a batch of {batch.size} samples does not fit in memory and is not cut, since with batch statistics, dropout "
+        f"or an opaque loss it is part of the function: its forward pass keeps {_told(batch.size * each)} for the "
+        f"backward one, {_told(each)} a sample, a product takes about {_told(wanted)}, and there are {_told(there)} "
+        f"with swap; {advice}, or use mode='eval' with a separable loss"
+    )
+
+
+def _told(size: float) -> str:
+    """Bytes for a message.
+
+    Example:
+        >>> _told(3.2e9), _told(1500)
+        ('3.2 GB', '0.0015 MB')
+    """
+    return f"{size / 1e9:.2g} GB" if size >= 1e9 else f"{size / 1e6:.2g} MB"
+
+
+def kept_bytes(risk: Risk, params: Params, batch: Batch) -> float:
+    """What a forward pass keeps of each sample for the backward one; 0 where a few of the samples cannot be taken.
+
+    From twice as many of them as `footprint` looks at and half of those, so that weights are left out. To be called
+    inside `session`.
+
+    Example:
+        >>> risk = Risk(torch.nn.Linear(3, 4), torch.nn.MSELoss(), (torch.zeros(9, 3), torch.zeros(9, 4)))
+        >>> risk.check()
+        >>> with risk.session():  # four outputs; inputs are there anyway
+        ...     kept_bytes(risk, risk.params(), next(iter(risk.batches)))
+        16.0
+    """
+    few, more = (batch.head(size) for size in (_LOOKED_AT, 2 * _LOOKED_AT))
+    if more.size <= few.size:
+        return 0.0
+    try:
+        sizes = [_kept(risk, params, piece) for piece in (few, more)]
+    except Exception as error:  # a model or a loss that knows whole batches alone
+        log.info("what %d samples keep is not known: %s", more.size, " ".join(str(error).split())[:200])
+        return 0.0
+    return max(0.0, (sizes[1] - sizes[0]) / (more.size - few.size))
+
+
+def _kept(risk: Risk, params: Params, batch: Batch) -> int:
+    """Bytes of all tensors that live because the graph of a batch does."""
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    with LiveBytes() as live, torch.enable_grad():
+        total = risk.total(leaves, batch)
+        kept = live.bytes
+    del total
+    return int(kept)
+
+
 def _passes(num_vectors: int) -> float:
     """What a product holds, in results of forward passes."""
     return OWN + EACH * num_vectors
@@ -131,6 +215,47 @@ def footprint(risk: Risk, params: Params, batch: Batch) -> Footprint:
         largest, total = (math.ceil(size / max(1, looked.size)) for size in (seen.largest, seen.total))
         known[key] = Footprint(largest, total, bytes_of(list(params.values())))
     return known[key]
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that come to life inside it and are still alive, and keeps the most.
+
+    Example:
+        >>> with LiveBytes() as live:
+        ...     a = torch.ones(1000)
+        ...     del a
+        ...     b = torch.ones(500)
+        >>> live.peak, live.bytes
+        (4000, 2000)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Those that are alive."""
+        self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
+        return sum(number for _, number in self._alive.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = {_key(x) for x in tensors_of((args, kwargs))}
+        result = func(*args, **kwargs)
+        for x in tensors_of(result):
+            if _key(x) not in given:  # a view of what was there costs nothing
+                storage = x.untyped_storage()
+                self._alive[_key(x)] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.bytes)
+        return result
+
+
+def _key(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 class _Sizes(TorchDispatchMode):

@@ -49,7 +49,8 @@ class Hessian(RiskOperator):
             with several vectors; else "reverse", unless "forward" takes less than half the time. Where they disagree,
             or only one works, it is held against differences of the gradient and its own transpose, and where none is
             right these are taken, with a `NumericalWarning`. After the first product `route` and the convention say
-            which it is.
+            which it is. A route that is named is taken as it is; "forward" by torch.func, whose derivatives may be
+            wrong for an operation, is held against "reverse" once, on the first batch, and told of.
 
     Raises:
         UnsupportedError: By a product, if an operation has no second derivative by the chosen route; it is named.
@@ -75,10 +76,13 @@ class Hessian(RiskOperator):
         self._batched = True  # whether reverse mode takes all vectors of a chunk at once
         self._graph_seen = False  # whether the graph was searched for what reverse mode leaves out in silence
         self._tapes = Tapes(risk)
+        self._held = False  # whether forward mode by torch.func was held against reverse mode
         self._reversible: bool | None = None  # whether reverse mode gives the same; not known before it is asked
 
     def _like(self, risk: Risk) -> "Hessian":
-        return Hessian(risk, self.route)
+        other = Hessian(risk, self.route)
+        other._held = self._held
+        return other
 
     def convention(self) -> str:
         good = "" if self.error is None else f", products good to {self.error:.0e}"
@@ -86,7 +90,8 @@ class Hessian(RiskOperator):
 
     def _recipe(self) -> Hashable | None:
         known = self.route if self.route != "auto" else self.risk.routes.get(self.risk.names)
-        return known if known in _EXACT else None
+        held = self._held or self._tapes.works or self.route != "forward"  # else this product looks at numbers
+        return known if known in _EXACT and held else None
 
     def settle(self, rows: Tensor) -> None:
         """Ranks try the routes on one and the same batch, and go by the clock of the first."""
@@ -154,8 +159,13 @@ class Hessian(RiskOperator):
             # the same for every Hessian of this risk, so that two runs do not differ by a stroke of the clock
             self.route = self.risk.routes.get(self.risk.names) or self._choose(params, batch, rows)
             self.risk.routes[self.risk.names] = self.route
+            self._held = True
         try:
-            return self._by(self.route, params, batch, rows)
+            found = self._by(self.route, params, batch, rows)
+            if self.route == "forward" and not (self._held or self._tapes.works):
+                self._held = True
+                self._hold(params, batch)
+            return found
         except RuntimeError as error:
             if (missing := missing_operation(error)) is None:
                 raise
@@ -168,6 +178,20 @@ class Hessian(RiskOperator):
         return {"forward": self._forward, "reverse": self._reverse, "difference": self._difference}[route](
             params, batch, rows
         )
+
+    def _hold(self, params: Params, batch: Batch) -> None:
+        """Forward mode by torch.func against reverse mode, where there is one and room for it, on one vector."""
+        row = self.probes([0], seed=0)
+        try:
+            forward, reverse = (self._by(route, params, batch, row)[0] for route in _EXACT)
+        except RuntimeError:
+            return
+        if bool(forward.isfinite().all() & reverse.isfinite().all()) and not self._agree(forward, reverse):
+            apart = float((forward - reverse).norm() / reverse.norm())
+            self._say(
+                f"forward and reverse products disagree by {apart:.0e} of their size on the first batch, so that one "
+                "of them is wrong; use route='auto', which holds both against differences of the gradient"
+            )
 
     def reversible(self, params: Params, batch: Batch, row: Tensor) -> bool:
         """Whether reverse mode gives what the chosen route does, on this batch and row (1, dim); tried once.

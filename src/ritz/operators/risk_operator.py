@@ -24,7 +24,7 @@ from ..risk import Params, Risk
 from ..sameness import layout_of
 from ..switches import multiplies_in_tf32, switches
 from .base import Operator
-from .footprint import fitting_chunk, fitting_piece
+from .footprint import fitting_chunk, fitting_piece, refuse_without_room
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +200,17 @@ class RiskOperator(Operator):
             make_room(self.device)
 
     def _at_once(self, params: Params, batch: Batch, rows: Tensor) -> int:
-        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as `fitting_chunk` counts."""
+        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as `fitting_chunk` counts.
+
+        Raises:
+            NoRoomError: There, if a batch that stays whole has no room even for one.
+        """
         most = min(self._chunk, len(rows))
-        counted = self.device.type == "cpu" and not self.risk.sharded
-        return fitting_chunk(self.risk, params, batch, most) if counted else most
+        if self.device.type != "cpu" or self.risk.sharded:
+            return most
+        if not self.risk.splittable:
+            refuse_without_room(self.risk, params, batch)
+        return fitting_chunk(self.risk, params, batch, most)
 
     def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""
