@@ -90,6 +90,11 @@ class Recorder:
 
         return note
 
+    def reaches(self, out: Tensor) -> bool:
+        """Whether outputs come from this pass; they do where none of its layers was called."""
+        reached = reachable(out)
+        return not self.calls or any(call.edge.node in reached for call in self.calls)
+
     def check(self, out: Tensor, leaves: Mapping[str, Tensor]) -> None:
         """Refuse a parameter that reaches the outputs other than through the calls of its modules."""
         reached = reachable(out)

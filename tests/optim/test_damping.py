@@ -644,6 +644,24 @@ def test_a_rule_that_gives_no_number_and_a_step_out_of_turn_are_refused():
         damping.load_state_dict(state)
 
 
+def test_a_step_that_a_gradient_scaler_held_back_has_no_reduction_ratio():
+    """Its first scales are mostly too high: the damping waits for a step that can be judged."""
+    model, data = small()
+    optimizer, scaler = torch.optim.Adam(model.parameters(), eps=0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+    damping = AutoDamping(optimizer, risk_of(model, data), every=1, rule=LevenbergMarquardt())
+    for factor in (math.inf, 1.0, 1.0):
+        optimizer.zero_grad()
+        scaler.scale(factor * damping.risk.output_loss.total(model(data[0]), data)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        damping.step()
+    ratios = [entry["reduction_ratio"] for entry in damping.history]
+    assert [math.isnan(ratio) for ratio in ratios] == [True, False, False]
+    assert damping.history[0]["damping"] == 0.1
+    with pytest.raises(RuntimeError, match=r"no optimizer\.step"):
+        damping.step()  # the gradients are fine: this is a call too many
+
+
 def test_the_risk_of_another_model_is_refused():
     (model, data), (other, _) = small(), small()
     with pytest.raises(ValueError, match="trains no parameter of the risk's model"):

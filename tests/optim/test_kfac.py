@@ -711,6 +711,93 @@ def test_outputs_that_are_not_a_tensor_are_shown_by_observe():
         opt.observe({}, None)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.side = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.body(x).tanh()
+        return {"kind": self.kind(h), "side": self.side(h)}
+
+
+def two_losses(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(out[:, :3], target[:, 0]) + F.cross_entropy(out[:, 3:], target[:, 1])
+
+
+def test_a_head_whose_outputs_were_not_shown_is_told_of_and_heads_shown_as_one_are_trained():
+    """A head that no shown output comes from has no statistics and is not moved: once there was no word of it."""
+    model, targets = seeded(TwoHeads), torch.stack([LABELS, LABELS % 2], 1)
+    opt = KFAC(model, 0.1, 0.1, factor_every=1)
+    out = model(ROWS)
+    opt.observe(out["kind"], (ROWS, LABELS))
+    two_losses(torch.cat([out["kind"], out["side"]], 1), targets).backward()
+    with pytest.warns(NumericalWarning, match=r"side\.weight, side\.bias have gradients but no part in the outputs"):
+        opt.step()
+    out = model(ROWS)
+    opt.observe(out["kind"], (ROWS, LABELS))
+    with pytest.raises(ValueError, match=r"a second tensor would go unseen: .* show them as one, torch\.cat"):
+        opt.observe(out["side"], (ROWS, LABELS % 2))
+
+    with pytest.raises(ValueError, match="for another loss say fisher='type2'"):
+        KFAC(model, 0.1, 0.1, loss=two_losses)
+    joined = seeded(TwoHeads)
+    opt = KFAC(joined, 0.0, 0.1, loss=two_losses, fisher="type2")
+    out = joined(ROWS)
+    both = torch.cat([out["kind"], out["side"]], 1)
+    opt.observe(both, (ROWS, targets))
+    two_losses(both, targets).backward()
+    opt.step()
+    for name in ("kind", "side"):
+        p = out[name].softmax(1)
+        hessian = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # of the head's own loss, in its outputs
+        assert torch.allclose(opt.blocks[name].averages["grad"].value[0], hessian)
+
+
+def test_outputs_that_are_not_those_of_the_last_pass_are_refused():
+    model = seeded(Wrapped)
+    opt = KFAC(model, 0.1, 0.1)
+    first, second = model(ROWS)["logits"], model(ROWS)["logits"]
+    for strange in (second.detach(), first):
+        with pytest.raises(ValueError, match="do not come from the last forward pass, or are cut off from it"):
+            opt.observe(strange, (ROWS, LABELS))
+    opt.observe(second, (ROWS, LABELS))
+    with torch.no_grad():
+        opt.observe(model(ROWS)["logits"], (ROWS, LABELS))  # a look at the model between, by the same function
+    F.cross_entropy(second, LABELS).backward()
+    opt.step()
+    assert opt.blocks["net.0"].count == 1
+
+
+def test_a_step_that_was_to_update_the_factors_and_saw_no_pass_is_told():
+    """A run that goes on with a compiled form of the model, or a copy that shares weights, has factors of long ago."""
+    model = seeded(mlp)
+    opt = KFAC(model, 0.1, 0.1, factor_every=2)
+    train(model, opt, 2)
+    other = seeded(mlp)
+    for own, shared in zip(other, model, strict=True):
+        vars(own)["_parameters"] = vars(shared)["_parameters"]
+    with pytest.warns(NumericalWarning, match=r"no training pass was seen in step 2, .* \(1 such steps so far\)"):
+        train(other, opt, 2)
+    before = opt.blocks["0"].count
+    train(model, opt, 2)
+    assert opt.blocks["0"].count == before + 1
+
+
+def test_a_pass_through_a_frozen_model_is_none_of_its_training():
+    """As through a discriminator while its generator takes a step."""
+    critic, generator = seeded(mlp), nn.Linear(5, 5)
+    opt = KFAC(critic, 0.1, 0.1, fisher="type2", factor_every=1)
+    alone = copy.deepcopy(critic)
+    train(alone, KFAC(alone, 0.1, 0.1, fisher="type2", factor_every=1), 3)
+    for _ in range(3):
+        critic.requires_grad_(False)
+        critic(generator(ROWS)).sum().backward()
+        critic.requires_grad_(True)
+        train(critic, opt, 1)
+    assert torch.equal(weights(critic), weights(alone))
+
+
 @pytest.mark.parametrize("fisher", ["type2", "empirical"])
 def test_shown_targets_weight_and_ignore_items_as_the_loss_does(fisher):
     """Two ignored samples of six: the factor G is that of the other four alone."""

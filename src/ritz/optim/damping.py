@@ -23,6 +23,7 @@ from ..risk import Risk
 from ..space import random_bits
 from .diagnostics import reduction_ratio
 from .rules import Combine, DampingRule, NoiseVariance, Seen
+from .skipping import finite
 from .streaming import MATRICES, Method, Stream
 
 _CURVATURE = frozenset({"noise", "trace", "second_moment"})
@@ -150,6 +151,7 @@ class AutoDamping:
         self.history: list[dict[str, float]] = []
         self.seen: tuple[Seen, ...] = ()
         self._before: Tensor | None = None  # weights before a step whose outcome is looked at
+        self._stepped = False  # whether any was taken
         self._rates: list[tuple[Any, Any]] = []  # learning rates of each group, its own and while it steps
         self._attach()
 
@@ -257,10 +259,17 @@ class AutoDamping:
         return {"noise": noise, "trace": parts["mean curvature"], "second_moment": parts["second moment"]}
 
     def _reduction_ratio(self, batch: Any) -> Estimate:
-        if self._before is None:
-            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
         before, self._before = self._before, None
+        if before is None:
+            self._refuse_out_of_turn()
+            return Estimate(name="reduction ratio", value=math.nan, exact=True, convention="no step was taken")
         return reduction_ratio(self.risk.on([self._common(batch)] if batch is not None else self._subset()), before)
+
+    def _refuse_out_of_turn(self) -> None:
+        """No step was taken: a GradScaler may have held it back, which gradients tell as long as they are there."""
+        grads = [p.grad for p in _parameters(self.optimizer) if p.grad is not None]
+        if finite(grads) if grads else not self._stepped:
+            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
 
     def _common(self, batch: Any) -> Any:
         """Where ranks train together, each on a batch of its own: that of rank 0, which all then share the work on."""
@@ -299,6 +308,7 @@ class AutoDamping:
 
     def _remember(self, *_: Any) -> None:
         """The weights before a step, where the step is to be judged."""
+        self._stepped = True
         if (self.count + 1) % self.every == 0:
             self._before = self.risk.space.join(self.risk.params()).clone()
 

@@ -34,6 +34,14 @@ from ..space import random_signs, random_uniform
 from ..switches import tensor_cores
 
 _UNSEEN = "ritz.unseen"
+_STRANGE = (
+    "the outputs that were shown do not come from the last forward pass, or are cut off from it: call opt.observe with "
+    "the tensor that the loss is made of, not detached, between each model(...) and the next"
+)
+_SHOWN = (
+    "outputs of the last forward pass have been shown already, and a second tensor would go unseen: where the loss is "
+    "made of several show them as one, torch.cat([a, b], dim=1), with that loss: KFAC(..., loss=fn, fisher='type2')"
+)
 
 
 @contextlib.contextmanager
@@ -59,13 +67,14 @@ class Pass:
     """One forward pass: the calls of its layers, and what the model gave."""
 
     def __init__(self, recorder: Recorder, out: Any, obstacle: str = "") -> None:
-        self.recorder, self.out = recorder, None if obstacle else out
+        self.recorder: Recorder | None = recorder
+        self.out = None if obstacle else out
         self.obstacle = obstacle  # why its outputs and targets must be shown
         self.size = len(out) if isinstance(out, Tensor) and out.ndim else None  # samples, where the outputs tell
 
     def take(self) -> Recorder | None:
         """The recorded calls, once."""
-        recorder, self.recorder, self.out = self.recorder, None, None  # type: ignore[assignment]
+        recorder, self.recorder, self.out = self.recorder, None, None
         return recorder
 
 
@@ -135,6 +144,7 @@ class Watcher:
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
         self._latest: Callable[[], Pass | None] = lambda: None
+        self._shown = False  # whether the outputs of the last pass were
         self._recorder: Recorder | None = None
         self._stats: Statistics = {}
         self._weight: Tensor | float = 0.0
@@ -150,12 +160,16 @@ class Watcher:
 
     def _before(self, module: nn.Module, args: object) -> None:
         """Start to record, if this can be a training pass."""
+        self._shown = False
         if not self.active or self.paused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         if self._recorder is not None:  # the model calls itself
             return
         # under functional_call, as in a product with a curvature matrix, the model holds other tensors
         if any(self._own.get(name, p) is not p for name, p in module.named_parameters()):
+            return
+        # all that is trained is frozen for now, as a discriminator is while its generator takes a step
+        if not any(self._own[name].requires_grad for name in (*self._layers, *self._free)):
             return
         self._recorder = Recorder(self.model, self._layers)
         self._recorder.__enter__()
@@ -199,19 +213,28 @@ class Watcher:
             self._collect(recorder, out, self._cotangents(loss, out, batch), _weight(loss, out, batch))
 
     def observe(self, outputs: Tensor, batch: Any) -> None:
-        """The statistics of the last pass, from the outputs and batch that are given."""
+        """The statistics of the last pass, from the outputs and batch that are given.
+
+        Raises:
+            ValueError: If the outputs are not those of this pass, or some of them have been shown already.
+        """
         seen = self.waiting or self._latest()
-        if seen is not None and seen.size not in (None, len(outputs)):
+        if seen is None or seen.recorder is None:
+            if self._shown and outputs.requires_grad:
+                raise ValueError(_SHOWN)
+            return
+        if seen.size not in (None, len(outputs)):
             raise ValueError(
                 f"outputs of {len(outputs)} samples were shown, but the model gave {seen.size}: show them with samples "
                 "first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
             )
-        self.waiting = None
-        recorder = None if seen is None else seen.take()
-        if recorder is not None:
-            stacks = self._cotangents(self.loss, outputs, batch)
-            partly = leaves_out(self.loss, _held(outputs), batch)
-            self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
+        if not outputs.requires_grad or not seen.recorder.reaches(outputs):
+            raise ValueError(_STRANGE)
+        recorder, self.waiting, self._shown = seen.recorder, None, True
+        seen.take()
+        stacks = self._cotangents(self.loss, outputs, batch)
+        partly = leaves_out(self.loss, _held(outputs), batch)
+        self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
