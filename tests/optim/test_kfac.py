@@ -888,6 +888,35 @@ def test_padding_that_is_shown_has_no_part_in_the_curvature():
     assert traces[0] == pytest.approx(traces[1], rel=1e-6)
 
 
+class Reader(nn.Module):
+    """A language model: layers and outputs have samples or, as is torch's default, time in the first dimension."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(7, 4), nn.Linear(4, 7)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=batch_first)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.layer(self.table(tokens)))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_a_network_with_time_in_the_first_dimension_takes_the_steps_of_one_with_samples_there(keywords):
+    tokens, targets = torch.arange(N * 4).reshape(N, 4) % 7, torch.arange(N * 4).reshape(N, 4) % 5
+    found = []
+    for model in (seeded(lambda: Reader(True)), seeded(lambda: Reader(False))):
+        loss = ritz.losses.CrossEntropy(class_dim=-1)
+        opt = KFAC(model, 0.1, 0.1, loss=loss, fisher="type2", factor_every=1, inverse_every=1, **keywords)
+        for _ in range(3):
+            opt.zero_grad()
+            out = model(tokens) if model.layer.self_attn.batch_first else model(tokens.T).transpose(0, 1)
+            opt.observe(out, (tokens, targets))
+            F.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
+            opt.step()
+        found.append(weights(model))
+    assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
 def test_an_embedding_is_trained_and_its_padding_is_not():
     model = seeded(lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=3), nn.Linear(4, 3)))
     tokens = torch.arange(N) % 4

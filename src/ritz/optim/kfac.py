@@ -187,7 +187,7 @@ class KFAC(torch.optim.Optimizer):
         It does nothing on steps that do not update the factors.
 
         Args:
-            outputs: The tensor that the loss is computed from.
+            outputs: The tensor that the loss is computed from, samples first: transposed if the model has time first.
             batch: Where the loss finds its target: (inputs, target), or a dictionary with "labels".
         """
         if not isinstance(outputs, Tensor):

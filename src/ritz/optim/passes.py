@@ -70,7 +70,8 @@ class Pass:
         self.recorder: Recorder | None = recorder
         self.out = None if obstacle else out
         self.obstacle = obstacle  # why its outputs and targets must be shown
-        self.size = len(out) if isinstance(out, Tensor) and out.ndim else None  # samples, where the outputs tell
+        # samples, where the outputs tell; networks with time in the first dimension have them in the second
+        self.sizes = out.shape[: min(2, max(1, out.ndim - 1))] if isinstance(out, Tensor) and out.ndim else None
 
     def take(self) -> Recorder | None:
         """The recorded calls, once."""
@@ -223,10 +224,10 @@ class Watcher:
             if self._shown and outputs.requires_grad:
                 raise ValueError(_SHOWN)
             return
-        if seen.size not in (None, len(outputs)):
+        if seen.sizes is not None and len(outputs) not in seen.sizes:
             raise ValueError(
-                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.size}: show them with samples "
-                "first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
+                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.sizes[0]}: show them with "
+                "samples first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
             )
         if not outputs.requires_grad or not seen.recorder.reaches(outputs):
             raise ValueError(_STRANGE)
