@@ -439,6 +439,9 @@ def test_each_group_has_its_own_damping_from_its_own_block():
         assert damping.history[0][f"damping/{index}"] == group["eps"]
     saved = damping.state_dict()
     assert len(saved["rules"]) == 2
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ValueError, match=r"has 3 parameter groups and had 2: .* make a new AutoDamping"):
+        damping.step()
 
 
 def test_presets_are_what_the_paper_and_its_code_say():
@@ -594,6 +597,7 @@ class Broken:
         ({"num_batches": 1}, ValueError, "num_batches >= 2"),
         ({"num_probes": 0}, ValueError, "num_probes >= 1, got 100, 4, 0"),
         ({"num_batches": 49}, ValueError, "49 [*] 2 samples asked of 48"),
+        ({"batch_size": -1}, ValueError, "batch_size must be at least 1, got -1"),
         ({"batch_size": 1000}, ValueError, "4 [*] 1000 samples asked of 48"),
         ({"combine": "max"}, ValueError, "combine must be 'add' or 'floor'"),
         ({"combine": "add", "rule": Constant()}, ValueError, "Constant has nothing to combine"),

@@ -125,6 +125,8 @@ class AutoDamping:
             raise ValueError(
                 f"expected every >= 1, num_batches >= 2 and num_probes >= 1, got {every}, {num_batches}, {num_probes}"
             )
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         trained, known = ({id(p) for p in params} for params in (_parameters(optimizer), risk.model.parameters()))
         if not trained & known:
             raise ValueError(
@@ -137,6 +139,7 @@ class AutoDamping:
         self.curvature = _chosen(rule, curvature)
         self.key = _entry(optimizer, key)
         self.starts = [_number(group[self.key], self.key) for group in optimizer.param_groups]
+        self.per_group = per_group
         self.risks = self._blocks() if per_group else [risk]
         if not per_group and len(set(self.starts)) > 1:
             raise ValueError(
@@ -213,6 +216,11 @@ class AutoDamping:
 
     def _refresh(self, batch: Any) -> None:
         """Look, ask the rules, write."""
+        if self.per_group and len(self.risks) != (count := len(self.optimizer.param_groups)):
+            raise ValueError(
+                f"the optimizer has {count} parameter groups and had {len(self.risks)}: with per_group=True make a new "
+                "AutoDamping after add_param_group"
+            )
         ratio = self._reduction_ratio(batch) if "reduction_ratio" in self.needs else None
         data = None
         seen = []
