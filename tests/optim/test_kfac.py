@@ -660,6 +660,45 @@ def test_second_derivatives_by_hand_and_paused_passes_do_not_count():
     assert torch.equal(weights(plain), weights(other))
 
 
+def test_a_loss_with_a_gradient_penalty_in_it_has_the_factors_of_its_outputs():
+    """The derivative in the inputs is none of training, by itself; the backward pass of loss and penalty is."""
+    plain, penalised = seeded(mlp), seeded(mlp)
+    opts = [KFAC(model, 0.1, 0.1, factor_every=1, inverse_every=1) for model in (plain, penalised)]
+    train(plain, opts[0], 1)
+    for number in range(2):
+        opts[1].zero_grad()
+        x = ROWS.clone().requires_grad_()
+        out = penalised(x)
+        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        (F.cross_entropy(out, LABELS) + slope.square().mean()).backward()
+        opts[1].step()
+        assert opts[1].blocks["0"].count == number + 1
+        if not number:
+            for block, other in zip(*(opt.blocks.values() for opt in opts), strict=True):
+                assert all(torch.equal(block.averages[k].value, other.averages[k].value) for k in block.averages)
+
+
+def test_a_temperature_and_a_parameter_without_entries_are_trained_and_kept():
+    """A number on its own, as the temperature of contrastive learning is, has no dimension to be laid out by."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 3), nn.Parameter(torch.tensor(2.0))
+            self.nothing = nn.Parameter(torch.empty(0, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale + self.nothing.sum()
+
+    model = seeded(Scaled)
+    opt, before = KFAC(model, 0.1, 0.1, fisher="empirical"), model.scale.item()
+    F.cross_entropy(model(ROWS[:1]), LABELS[:1]).backward()  # one sample, whose squared gradient is the curvature
+    slope = model.scale.grad.item()
+    opt.step()
+    assert model.scale.item() == pytest.approx(before - 0.1 * slope / (slope**2 + 0.1))
+    assert model.nothing.shape == (0, 3)
+
+
 def test_a_copy_of_the_model_does_not_feed_the_optimiser():
     model = seeded(mlp)
     opt = KFAC(model, 0.05, 0.1, factor_every=1)

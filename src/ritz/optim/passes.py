@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..captures import Capture, Recorder
 from ..comm import SELF, World
@@ -69,6 +70,7 @@ class Pass:
     def __init__(self, recorder: Recorder, out: Any, obstacle: str = "") -> None:
         self.recorder: Recorder | None = recorder
         self.out = None if obstacle else out
+        self.differentiated = False  # whether its gradient was, with create_graph=True
         self.obstacle = obstacle  # why its outputs and targets must be shown
         # samples, where the outputs tell; networks with time in the first dimension have them in the second
         self.sizes = out.shape[: min(2, max(1, out.ndim - 1))] if isinstance(out, Tensor) and out.ndim else None
@@ -198,12 +200,16 @@ class Watcher:
 
     def _arrived(self, seen: Pass, grad: Tensor) -> None:
         """The gradient of the user's loss in the outputs."""
-        if _is_unseen():
+        if _is_unseen() or self.paused:
+            return
+        if torch.is_grad_enabled():  # this backward pass is itself to be differentiated: by itself it is no step
+            seen.differentiated = True
+            return
+        if seen.differentiated and not self._accumulates():
             return
         out = seen.out
         recorder = seen.take()
-        # with grad mode on, this backward pass is itself to be differentiated: a product or a penalty, not a step
-        if out is None or recorder is None or self.paused or torch.is_grad_enabled():
+        if out is None or recorder is None:
             return
         if self.fisher == "empirical":
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
@@ -212,6 +218,18 @@ class Watcher:
         else:
             loss, batch = _blank(self.loss, out)  # type: ignore[misc]
             self._collect(recorder, out, self._cotangents(loss, out, batch), _weight(loss, out, batch))
+
+    def _accumulates(self) -> bool:
+        """Whether the backward pass that is under way is `backward()`, not torch.autograd.grad: what a step is made of.
+
+        After a first derivative with create_graph=True one may be the training pass, of a loss with a gradient penalty
+        in it, and the other a product with a second derivative.
+        """
+        trained = [p for name in (*self._layers, *self._free) if (p := self._own[name]).requires_grad]
+        try:
+            return any(torch._C._will_engine_execute_node(get_gradient_edge(p).node) for p in trained)
+        except RuntimeError:  # which says so of a leaf whose gradient is asked for
+            return False
 
     def observe(self, outputs: Tensor, batch: Any) -> None:
         """The statistics of the last pass, from the outputs and batch that are given.
