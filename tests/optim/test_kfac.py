@@ -1116,6 +1116,10 @@ def test_what_is_not_a_model_or_has_nothing_to_train_is_refused():
         KFAC(mlp().parameters(), 0.1, 0.1)
     with pytest.raises(ValueError, match="no parameter to train"):
         KFAC(mlp().requires_grad_(False), 0.1, 0.1)
+    with pytest.raises(ValueError, match="0.weight has no shape before the first call of its lazy layer"):
+        KFAC(nn.Sequential(nn.LazyLinear(3)), 0.1, 0.1)
+    with pytest.raises(UnsupportedError, match="weight is complex, and curvature is that of real numbers"):
+        KFAC(nn.Linear(2, 2, dtype=torch.complex64), 0.1, 0.1)
 
 
 def test_parameters_of_another_model_are_refused():

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..comm import Group, world
 from ..errors import NumericalWarning, UnsupportedError
@@ -434,6 +435,16 @@ def _trainable(model: nn.Module) -> nn.Module:
         raise UnsupportedError(
             "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
         )
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ValueError(
+                f"{name} has no shape before the first call of its lazy layer: call the model on a batch once"
+            )
+        if p.is_complex() and p.requires_grad:
+            raise UnsupportedError(
+                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
+                "take torch.view_as_complex of that in the forward pass, or freeze it"
+            )
     return model
 
 
