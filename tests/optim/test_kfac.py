@@ -697,6 +697,8 @@ def test_a_temperature_and_a_parameter_without_entries_are_trained_and_kept():
     opt.step()
     assert model.scale.item() == pytest.approx(before - 0.1 * slope / (slope**2 + 0.1))
     assert model.nothing.shape == (0, 3)
+    space = opt.blocks["nothing"].space()
+    assert opt.blocks["nothing"].unit.gather({"nothing": model.nothing}).shape == space.values.shape
 
 
 def test_a_copy_of_the_model_does_not_feed_the_optimiser():
@@ -1116,7 +1118,7 @@ def test_what_is_not_a_model_or_has_nothing_to_train_is_refused():
         KFAC(mlp().parameters(), 0.1, 0.1)
     with pytest.raises(ValueError, match="no parameter to train"):
         KFAC(mlp().requires_grad_(False), 0.1, 0.1)
-    with pytest.raises(ValueError, match="0.weight has no shape before the first call of its lazy layer"):
+    with pytest.raises(ValueError, match=r"0\.weight has no shape before the first call of its lazy layer"):
         KFAC(nn.Sequential(nn.LazyLinear(3)), 0.1, 0.1)
     with pytest.raises(UnsupportedError, match="weight is complex, and curvature is that of real numbers"):
         KFAC(nn.Linear(2, 2, dtype=torch.complex64), 0.1, 0.1)

@@ -47,8 +47,9 @@ class Unit:
         return x.reshape(*lead, self.groups, self.outputs, self._width(own))
 
     def _width(self, own: str) -> int:
-        """Columns of a parameter; of one without entries none."""
-        return self.shapes[own].numel() // max(1, self.groups * self.outputs)
+        """Columns of a parameter; one where there are no rows."""
+        rows = self.groups * self.outputs
+        return self.shapes[own].numel() // rows if rows else 1
 
     @cached_property
     def _widths(self) -> list[int]:
