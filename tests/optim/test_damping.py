@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ritz
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.optim.damping import AutoDamping
+from ritz.optim.diagnostics import reduction_ratio
 from ritz.optim.rules import BulkEdge, Constant, LedoitWolf, LevenbergMarquardt, NoiseVariance
 from ritz.optim.streaming import Stream
 from ritz.plan import Plan
@@ -531,6 +532,20 @@ def test_levenberg_marquardt_tames_a_step_that_is_too_long_and_trusts_a_good_mod
         damping.step((X, y))
         assert (optimizer.param_groups[0]["damping"] < 1.0) is falls
         assert damping.history[0]["reduction_ratio"] == pytest.approx(1.0) or not falls
+
+
+@pytest.mark.parametrize("curvature", [None, "ggn", "hessian"])
+def test_the_quadratic_model_of_a_reduction_ratio_is_that_of_the_curvature_asked_for(curvature):
+    model, data = small()
+    optimizer, risk = Damped(model.parameters(), lr=0.5), risk_of(model, data)
+    damping = AutoDamping(optimizer, risk, every=1, rule=LevenbergMarquardt(), curvature=curvature)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    nn.functional.cross_entropy(model(data[0]), data[1]).backward()
+    optimizer.step()
+    damping.step(data)
+    ratios = {kind: float(reduction_ratio(risk, before, curvature=kind)) for kind in ("ggn", "hessian")}
+    assert ratios["ggn"] != pytest.approx(ratios["hessian"], rel=1e-3)
+    assert damping.history[0]["reduction_ratio"] == pytest.approx(ratios[curvature or "ggn"])
 
 
 def test_nothing_of_the_model_or_the_generators_is_changed():

@@ -1016,6 +1016,18 @@ def test_what_averages_gradients_is_looked_through_and_what_calls_a_copy_is_the_
     assert all(block.count for block in opt.blocks.values())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as dynamo looks at hooks
+def test_a_compiled_model_is_given_as_it_is_called():
+    plain, inner = seeded(mlp), seeded(mlp)
+    compiled = torch.compile(inner, backend="eager")
+    losses = [train(model, KFAC(model, 0.05, 0.1, factor_every=2), 5) for model in (plain, compiled)]
+    assert losses[0] == losses[1]
+    assert torch.equal(weights(plain), weights(inner))
+    inner.compile(backend="eager")
+    with pytest.raises(UnsupportedError, match=r"give KFAC what torch\.compile\(model\) gives"):
+        KFAC(inner, 0.05, 0.1)
+
+
 # ------------------------------------------------------------------------------------------- no trace, no leak
 
 

@@ -77,7 +77,8 @@ class AutoDamping:
         num_probes: Of a refresh. None gives each batch a probe of its own, see `ritz.optim.streaming`; a number is for
             that many probes common to all batches, by `ritz.curvature_noise`. One probe common to all (the paper) errs
             by how it lies to the few directions that hold most of the noise, and its batches cannot tell.
-        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature.
+        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature or a
+            reduction ratio.
         fresh: Draw other examples at each refresh. The same ones make an error that no average takes away.
         stream: "halves" or "pairs"; by default halves where a batch can be cut.
         compensate_lr: Multiply learning rates by 1 + delta (seed 004, equation 13: shrinkage at an undiminished rate).
@@ -137,6 +138,7 @@ class AutoDamping:
         self.num_batches, self.batch_size, self.num_probes = num_batches, batch_size, num_probes
         self.needs, self.fresh, self.compensate_lr = rule.needs, fresh, compensate_lr
         self.curvature = _chosen(rule, curvature)
+        self._foretells = curvature  # which matrix: for a reduction ratio None means the GGN, where there is one
         self.key = _entry(optimizer, key)
         self.starts = [_number(group[self.key], self.key) for group in optimizer.param_groups]
         self.per_group = per_group
@@ -271,7 +273,8 @@ class AutoDamping:
         if before is None:
             self._refuse_out_of_turn()
             return Estimate(name="reduction ratio", value=math.nan, exact=True, convention="no step was taken")
-        return reduction_ratio(self.risk.on([self._common(batch)] if batch is not None else self._subset()), before)
+        risk = self.risk.on([self._common(batch)] if batch is not None else self._subset())
+        return reduction_ratio(risk, before, curvature=self._foretells)
 
     def _refuse_out_of_turn(self) -> None:
         """No step was taken: a GradScaler may have held it back, which gradients tell as long as they are there."""
