@@ -1,6 +1,7 @@
 """AutoDamping on simulated Hessians, small networks and the digits, against dense truth and runs of torch alone."""
 
 import copy
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -389,6 +390,19 @@ def test_compensation_multiplies_the_step_and_leaves_the_learning_rate_to_the_sc
         rates.append(damped.param_groups[0]["lr"])
         schedule.step()
     assert rates == [0.1, 0.05, 0.025, 0.0125]
+
+
+def test_made_anew_it_compensates_once():
+    """As by running a cell of a notebook again: hooks of the first would multiply the rates once more."""
+    model, data = small()
+    optimizer, seen = Damped(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        damping = AutoDamping(optimizer, risk_of(model, data), rule=Constant(0.5), compensate_lr=True)
+    gc.collect()
+    optimizer.register_step_pre_hook(lambda opt, *_: seen.append(opt.param_groups[0]["lr"]))
+    train(model, optimizer, damping, data, range(1), stream=False)
+    assert seen == [pytest.approx(0.1 * 1.1)]
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_an_optimiser_with_its_own_rate_factor_is_told_it():

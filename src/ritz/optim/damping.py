@@ -8,12 +8,14 @@ estimates here have no bias and tell their error: `ritz.curvature_noise`, or a p
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..batches import on_host
 from ..errors import NonFiniteError
@@ -306,16 +308,25 @@ class AutoDamping:
         return blocks
 
     def _attach(self) -> None:
-        """Hooks for what has to be done around a step of the optimiser."""
+        """Hooks for what has to be done around a step of the optimiser; they go when this object does."""
         if "reduction_ratio" in self.needs:
-            self.optimizer.register_step_pre_hook(self._remember)
+            self._hook(self.optimizer.register_step_pre_hook, self._remember)
         if not self.compensate_lr:
             return
         if all("lr_scale" in group for group in self.optimizer.param_groups):
             self._write(self.starts)
         else:
-            self.optimizer.register_step_pre_hook(self._raise_rates)
-            self.optimizer.register_step_post_hook(self._restore_rates)
+            self._hook(self.optimizer.register_step_pre_hook, self._raise_rates)
+            self._hook(self.optimizer.register_step_post_hook, self._restore_rates)
+
+    def _hook(self, register: Callable[[Any], RemovableHandle], method: Callable[..., None]) -> None:
+        own = weakref.WeakMethod(method)
+
+        def call(*_: Any) -> None:
+            if (alive := own()) is not None:
+                alive()
+
+        weakref.finalize(self, register(call).remove)
 
     def _remember(self, *_: Any) -> None:
         """The weights before a step, where the step is to be judged."""
