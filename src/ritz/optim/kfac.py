@@ -437,8 +437,8 @@ def _trainable(model: nn.Module) -> nn.Module:
         )
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedError(
-            "model.compile() was called, and hooks on what it calls are not: give KFAC what torch.compile(model) gives, "
-            "and call that in training"
+            "model.compile() was called, and hooks on what it calls are not: give KFAC what torch.compile(model) "
+            "gives, and call that in training"
         )
     for name, p in model.named_parameters():
         if is_lazy(p):
