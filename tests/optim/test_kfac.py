@@ -854,10 +854,12 @@ def test_shown_targets_weight_and_ignore_items_as_the_loss_does(fisher):
     assert torch.allclose(opt.blocks[""].averages["grad"].value, truth)
 
 
-def test_a_loss_with_class_weights_asks_for_the_targets():
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+def test_a_loss_with_class_weights_asks_for_the_targets(fisher):
+    """The gradient alone does not tell an item of great weight from one that is far off."""
     model = seeded(mlp)
     loss = nn.CrossEntropyLoss(torch.ones(3))
-    opt = KFAC(model, 0.1, 0.1, loss=loss)
+    opt = KFAC(model, 0.1, 0.1, loss=loss, fisher=fisher)
     loss(model(ROWS), LABELS).backward()
     with pytest.raises(RuntimeError, match="the curvature of CrossEntropy, as it was given, depends on the targets"):
         opt.step()

@@ -383,7 +383,8 @@ def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:
         )
     if isinstance(loss, CrossEntropy) and loss.ignore_index >= 0:
         return f"which items are left out, those of class {loss.ignore_index}, is not known without targets"
-    if fisher != "empirical" and _blank(loss, output) is None:
+    weighted = isinstance(loss, CrossEntropy) and loss.class_weight is not None
+    if weighted or (fisher != "empirical" and _blank(loss, output) is None):
         return f"the curvature of {type(loss).__name__}, as it was given, depends on the targets"
     return None
 
