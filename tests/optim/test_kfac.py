@@ -960,6 +960,27 @@ def test_a_network_with_time_in_the_first_dimension_takes_the_steps_of_one_with_
     assert torch.allclose(found[0], found[1], atol=1e-12)
 
 
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_padding_is_known_by_the_gradient_that_does_not_come_to_it(fisher, keywords):
+    """Labels of -100 that are not shown: the same steps as with targets that are."""
+    tokens, targets = torch.arange(N * 4).reshape(N, 4) % 7, torch.arange(N * 4).reshape(N, 4) % 5
+    targets[::2, 2:] = -100
+    found = []
+    for shown in (True, False):
+        model, loss = seeded(lambda: Reader(True)), ritz.losses.CrossEntropy(class_dim=-1)
+        opt = KFAC(model, 0.1, 0.1, loss=loss, fisher=fisher, factor_every=1, inverse_every=1, **keywords)
+        for _ in range(3):
+            opt.zero_grad()
+            out = model(tokens)
+            if shown:
+                opt.observe(out, (tokens, targets))
+            F.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
+            opt.step()
+        found.append(weights(model))
+    assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
 def test_an_embedding_is_trained_and_its_padding_is_not():
     model = seeded(lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=3), nn.Linear(4, 3)))
     tokens = torch.arange(N) % 4

@@ -51,10 +51,10 @@ class KFAC(torch.optim.Optimizer):
     the gradient of the loss reaches the outputs it makes one more backward pass of its own for the factors (for "type2"
     as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and others) are
     told apart and leave them as they are, and so do passes while all that is trained is frozen; for other backward
-    passes on a refresh step there is `pause`. Outputs that are not a tensor, and losses that weight or ignore items,
-    are shown by `observe(outputs, batch)` before `backward`; those of several heads as one tensor. Activation
-    checkpointing must be the kind with use_reentrant=False, and what torch.compile gave is given to KFAC as it is
-    called.
+    passes on a refresh step there is `pause`. Outputs that are not a tensor, and those of losses with class weights or
+    an ignored class, are shown by `observe(outputs, batch)` before `backward`; those of several heads as one tensor.
+    Padding, items of a cross-entropy that no gradient comes to, has no part in the factors. Activation checkpointing
+    must be the kind with use_reentrant=False, and what torch.compile gave is given to KFAC as it is called.
 
     Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, weight
     and bias in one block; parameters of normalisations and of all other modules the diagonal of the Fisher matrix. A

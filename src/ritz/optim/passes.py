@@ -211,13 +211,15 @@ class Watcher:
         recorder = seen.take()
         if out is None or recorder is None:
             return
+        idle = _idle(self.loss, out, grad)
         if self.fisher == "empirical":
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
-            items = _num_items(self.loss, out)
-            self._collect(recorder, out, [grad[None] * (items / scale)], float(items))
+            items = _num_items(self.loss, out) - (0 if idle is None else int(idle.sum()))
+            self._collect(recorder, out, [grad[None] * (items / scale)], float(items), idle is not None)
         else:
-            loss, batch = _blank(self.loss, out)  # type: ignore[misc]
-            self._collect(recorder, out, self._cotangents(loss, out, batch), _weight(loss, out, batch))
+            loss, batch = _blank(self.loss, out, idle)  # type: ignore[misc]
+            stacks = self._cotangents(loss, out, batch)
+            self._collect(recorder, out, stacks, _weight(loss, out, batch), idle is not None)
 
     def _accumulates(self) -> bool:
         """Whether the backward pass that is under way is `backward()`, not torch.autograd.grad: what a step is made of.
@@ -362,6 +364,17 @@ def _num_items(loss: Loss, out: Tensor) -> int:
     return len(out)
 
 
+def _idle(loss: Loss, out: Tensor, grad: Tensor) -> Tensor | None:
+    """Items of a cross-entropy that no gradient came to (*out.shape without classes), as to padding; None if to all.
+
+    The gradient of an item that counts is not zero in any precision that its probabilities have.
+    """
+    if not isinstance(loss, CrossEntropy):
+        return None
+    idle = (grad == 0).all(_class_dim(loss, out))
+    return idle if 0 < int(idle.sum()) < idle.numel() else None
+
+
 def _class_dim(loss: CrossEntropy, out: Tensor) -> int:
     return 1 if loss.class_dim is None else loss.class_dim % out.ndim
 
@@ -389,12 +402,17 @@ def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:
     return None
 
 
-def _blank(loss: Loss, out: Tensor) -> tuple[Loss, Any] | None:
-    """The loss with a target made up, where the matrix in the outputs does not depend on it; else None."""
+def _blank(loss: Loss, out: Tensor, idle: Tensor | None = None) -> tuple[Loss, Any] | None:
+    """The loss with a target made up, where the matrix in the outputs does not depend on it; else None.
+
+    Items that are `idle` are left out.
+    """
     target: Tensor
     if isinstance(loss, CrossEntropy) and loss.class_weight is None:
         dim = _class_dim(loss, out)
         target = torch.zeros(*out.shape[:dim], *out.shape[dim + 1 :], dtype=torch.long, device=out.device)
+        if idle is not None:
+            target[idle] = loss.ignore_index
         return dataclasses.replace(loss, class_dim=dim, target=default_target), (None, target)
     if isinstance(loss, SquaredError) or (isinstance(loss, BinaryCrossEntropy) and loss.pos_weight is None):
         return dataclasses.replace(loss, target=default_target), (None, torch.zeros_like(out))
