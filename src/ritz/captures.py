@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from .errors import UnsupportedError
+
+
+def _first(size: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,13 @@ class Capture:
     grad: Tensor  # (r, *output.shape), one for each of r cotangents
     params: Mapping[str, str]  # the module's own chosen parameters: attribute -> parameter name
     buffers: Mapping[str, Tensor]  # as they were in the call
+    samples: Callable[[int], int] = _first  # given their number, which dimension of the input they are in
+
+    def samples_first(self, size: int) -> "Capture":
+        """With the samples in the first dimension: torch's transformers and recurrent networks have time there."""
+        if self.samples(size) == 0:
+            return self
+        return replace(self, input=self.input.transpose(0, 1), grad=self.grad.transpose(1, 2), samples=_first)
 
 
 # -------------------------------------------------------------------------------------- who owns what
@@ -67,6 +79,7 @@ class Recorder:
         modules = dict(model.named_modules())
         self.held = {name: (modules[name], own) for name, own in owners(model, names).items()}
         self.calls: list[_Call] = []
+        self._seconds: set[int] | None = None  # calls with the samples in the second dimension, once asked for
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> "Recorder":
@@ -90,6 +103,11 @@ class Recorder:
 
         return note
 
+    def reaches(self, out: Tensor) -> bool:
+        """Whether outputs come from this pass; they do where none of its layers was called."""
+        reached = reachable(out)
+        return not self.calls or any(call.edge.node in reached for call in self.calls)
+
     def check(self, out: Tensor, leaves: Mapping[str, Tensor]) -> None:
         """Refuse a parameter that reaches the outputs other than through the calls of its modules."""
         reached = reachable(out)
@@ -107,9 +125,49 @@ class Recorder:
         edges = [call.edge for call in self.calls]
         grads = _pull_back(out, edges, cotangents) if edges else []
         return [
-            Capture(call.name, call.module, call.input, grad, call.params, call.buffers)
-            for call, grad in zip(self.calls, grads, strict=True)
+            Capture(
+                call.name, call.module, call.input, grad, call.params, call.buffers, partial(self._place, out, number)
+            )
+            for number, (call, grad) in enumerate(zip(self.calls, grads, strict=True))
         ]
+
+    def _place(self, out: Tensor, number: int, size: int) -> int:
+        """Which dimension of the input of a call holds the samples: the second, if it is that or none."""
+        if not self._may_be_second(self.calls[number], size):
+            return 0
+        if self.calls[number].input.shape[0] % size:
+            return 1
+        if self._seconds is None:
+            self._seconds = self._found_second(out, size)
+        return int(number in self._seconds)
+
+    @staticmethod
+    def _may_be_second(call: _Call, size: int) -> bool:
+        features = len(getattr(call.module, "normalized_shape", (1,)))
+        return size > 1 and call.input.ndim - features >= 2 and call.input.shape[1] == size
+
+    def _found_second(self, out: Tensor, size: int) -> set[int]:
+        """Where the shape does not tell, as that of T = B does not: outputs of some samples have no gradient in others.
+
+        Of two halves of the samples each is asked by itself: rows without any gradient are those of no sample.
+        """
+        asked = [n for n, call in enumerate(self.calls) if self._may_be_second(call, size)]
+        if len(out) % size:
+            return set()
+        half = torch.arange(len(out), device=out.device) // (len(out) // size) % 2 == 0
+        dense = torch.arange(1, out.numel() + 1, device=out.device).sin().to(out.dtype).view_as(out)
+        masks = torch.stack([half, ~half]).view(2, -1, *[1] * (out.ndim - 1))
+        grads = _pull_back(out, [self.calls[n].edge for n in asked], dense * masks)
+        return {n for n, g in zip(asked, grads, strict=True) if not _apart(g, size) and _apart(g.transpose(1, 2), size)}
+
+
+def _apart(halves: Tensor, size: int) -> bool:
+    """Whether the gradients (2, *shape) of even and of odd samples lie in rows of their own, in order."""
+    rows = halves.shape[1]
+    if rows % size:
+        return False
+    own = halves.reshape(2, size, -1).any(-1)
+    return not bool(own[0, 1::2].any() | own[1, ::2].any())
 
 
 def _pull_back(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:

@@ -365,6 +365,35 @@ def test_samples_that_do_not_lie_in_rows_are_refused_where_they_matter():
         Collector(units_of(nn.Conv1d(2, 2, 1), ("weight",))).inputs([single], 1)
 
 
+class Encoder(nn.Module):
+    """A transformer whose layers have samples or, as is torch's default, tokens in the first dimension."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.first = nn.Linear(5, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=batch_first)
+        self.last = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(self.first(x if self.batch_first else x.transpose(0, 1)))
+        return self.last(h.mean(1 if self.batch_first else 0))
+
+
+@pytest.mark.parametrize("places", [6, N, 2 * N])
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_where_layers_have_time_in_the_first_dimension_samples_are_found_in_the_second(places, keywords):
+    """As many tokens as samples, or some times as many, do not mislead: which is which the gradients tell."""
+    params = ["first.*", "layer.linear*", "layer.norm*", "last.*"]  # those that are called as layers
+    data = draw(N, places, 5), LABELS
+    networks = seeded(lambda: Encoder(False)), seeded(lambda: Encoder(True))
+    time, batch = (ritz.Risk(network, LOSSES["ce"], data, params=params) for network in networks)
+    found, expected = (KFACOperator(risk, **keywords) for risk in (time, batch))
+    assert torch.allclose(found.dense(), expected.dense(), atol=1e-12)
+    norms = found.block("layer.norm*").dense()
+    assert torch.allclose(norms.diagonal(), ritz.GGN(time).block("layer.norm*").dense().diagonal())
+
+
 class Failing:
     """torch.linalg.eigh that fails a number of times first."""
 

@@ -444,6 +444,8 @@ def test_whether_tensors_are_finite_is_told_in_every_precision():
 def test_a_power_out_of_range_is_refused(p):
     with pytest.raises(ValueError, match=rf"from 0 \(momentum\) to 1/2 \(AMSGrad\), got {p}"):
         GadamX(network().parameters(), start=0, p=p)
+    with pytest.raises(ValueError, match=rf"from 0 \(momentum\) to 1/2 \(AMSGrad\), got {p}"):
+        GadamX([{"params": network().parameters(), "p": p}], start=0)
 
 
 def test_sparse_gradients_are_refused():

@@ -1,6 +1,7 @@
 """AutoDamping on simulated Hessians, small networks and the digits, against dense truth and runs of torch alone."""
 
 import copy
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import ritz
 from ritz.errors import NonFiniteError, UnsupportedError
 from ritz.optim.damping import AutoDamping
+from ritz.optim.diagnostics import reduction_ratio
 from ritz.optim.rules import BulkEdge, Constant, LedoitWolf, LevenbergMarquardt, NoiseVariance
 from ritz.optim.streaming import Stream
 from ritz.plan import Plan
@@ -390,6 +392,19 @@ def test_compensation_multiplies_the_step_and_leaves_the_learning_rate_to_the_sc
     assert rates == [0.1, 0.05, 0.025, 0.0125]
 
 
+def test_made_anew_it_compensates_once():
+    """As by running a cell of a notebook again: hooks of the first would multiply the rates once more."""
+    model, data = small()
+    optimizer, seen = Damped(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        damping = AutoDamping(optimizer, risk_of(model, data), rule=Constant(0.5), compensate_lr=True)
+    gc.collect()
+    optimizer.register_step_pre_hook(lambda opt, *_: seen.append(opt.param_groups[0]["lr"]))
+    train(model, optimizer, damping, data, range(1), stream=False)
+    assert seen == [pytest.approx(0.1 * 1.1)]
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_an_optimiser_with_its_own_rate_factor_is_told_it():
     model, data = small()
     optimizer = Damped(model.parameters(), lr=0.1)
@@ -439,6 +454,9 @@ def test_each_group_has_its_own_damping_from_its_own_block():
         assert damping.history[0][f"damping/{index}"] == group["eps"]
     saved = damping.state_dict()
     assert len(saved["rules"]) == 2
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ValueError, match=r"has 3 parameter groups and had 2: .* make a new AutoDamping"):
+        damping.step()
 
 
 def test_presets_are_what_the_paper_and_its_code_say():
@@ -530,6 +548,20 @@ def test_levenberg_marquardt_tames_a_step_that_is_too_long_and_trusts_a_good_mod
         assert damping.history[0]["reduction_ratio"] == pytest.approx(1.0) or not falls
 
 
+@pytest.mark.parametrize("curvature", [None, "ggn", "hessian"])
+def test_the_quadratic_model_of_a_reduction_ratio_is_that_of_the_curvature_asked_for(curvature):
+    model, data = small()
+    optimizer, risk = Damped(model.parameters(), lr=0.5), risk_of(model, data)
+    damping = AutoDamping(optimizer, risk, every=1, rule=LevenbergMarquardt(), curvature=curvature)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    nn.functional.cross_entropy(model(data[0]), data[1]).backward()
+    optimizer.step()
+    damping.step(data)
+    ratios = {kind: float(reduction_ratio(risk, before, curvature=kind)) for kind in ("ggn", "hessian")}
+    assert ratios["ggn"] != pytest.approx(ratios["hessian"], rel=1e-3)
+    assert damping.history[0]["reduction_ratio"] == pytest.approx(ratios[curvature or "ggn"])
+
+
 def test_nothing_of_the_model_or_the_generators_is_changed():
     model, data = small()
     model.train()
@@ -594,6 +626,7 @@ class Broken:
         ({"num_batches": 1}, ValueError, "num_batches >= 2"),
         ({"num_probes": 0}, ValueError, "num_probes >= 1, got 100, 4, 0"),
         ({"num_batches": 49}, ValueError, "49 [*] 2 samples asked of 48"),
+        ({"batch_size": -1}, ValueError, "batch_size must be at least 1, got -1"),
         ({"batch_size": 1000}, ValueError, "4 [*] 1000 samples asked of 48"),
         ({"combine": "max"}, ValueError, "combine must be 'add' or 'floor'"),
         ({"combine": "add", "rule": Constant()}, ValueError, "Constant has nothing to combine"),
@@ -642,6 +675,24 @@ def test_a_rule_that_gives_no_number_and_a_step_out_of_turn_are_refused():
     state = {**damping.state_dict(), "starts": [0.1, 0.2]}
     with pytest.raises(ValueError, match="1 rules for 2 parameter groups, this AutoDamping 1 for 1"):
         damping.load_state_dict(state)
+
+
+def test_a_step_that_a_gradient_scaler_held_back_has_no_reduction_ratio():
+    """Its first scales are mostly too high: the damping waits for a step that can be judged."""
+    model, data = small()
+    optimizer, scaler = torch.optim.Adam(model.parameters(), eps=0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+    damping = AutoDamping(optimizer, risk_of(model, data), every=1, rule=LevenbergMarquardt())
+    for factor in (math.inf, 1.0, 1.0):
+        optimizer.zero_grad()
+        scaler.scale(factor * damping.risk.output_loss.total(model(data[0]), data)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        damping.step()
+    ratios = [entry["reduction_ratio"] for entry in damping.history]
+    assert [math.isnan(ratio) for ratio in ratios] == [True, False, False]
+    assert damping.history[0]["damping"] == 0.1
+    with pytest.raises(RuntimeError, match=r"no optimizer\.step"):
+        damping.step()  # the gradients are fine: this is a call too many
 
 
 def test_the_risk_of_another_model_is_refused():

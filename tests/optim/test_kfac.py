@@ -660,6 +660,47 @@ def test_second_derivatives_by_hand_and_paused_passes_do_not_count():
     assert torch.equal(weights(plain), weights(other))
 
 
+def test_a_loss_with_a_gradient_penalty_in_it_has_the_factors_of_its_outputs():
+    """The derivative in the inputs is none of training, by itself; the backward pass of loss and penalty is."""
+    plain, penalised = seeded(mlp), seeded(mlp)
+    opts = [KFAC(model, 0.1, 0.1, factor_every=1, inverse_every=1) for model in (plain, penalised)]
+    train(plain, opts[0], 1)
+    for number in range(2):
+        opts[1].zero_grad()
+        x = ROWS.clone().requires_grad_()
+        out = penalised(x)
+        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        (F.cross_entropy(out, LABELS) + slope.square().mean()).backward()
+        opts[1].step()
+        assert opts[1].blocks["0"].count == number + 1
+        if not number:
+            for block, other in zip(*(opt.blocks.values() for opt in opts), strict=True):
+                assert all(torch.equal(block.averages[k].value, other.averages[k].value) for k in block.averages)
+
+
+def test_a_temperature_and_a_parameter_without_entries_are_trained_and_kept():
+    """A number on its own, as the temperature of contrastive learning is, has no dimension to be laid out by."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 3), nn.Parameter(torch.tensor(2.0))
+            self.nothing = nn.Parameter(torch.empty(0, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale + self.nothing.sum()
+
+    model = seeded(Scaled)
+    opt, before = KFAC(model, 0.1, 0.1, fisher="empirical"), model.scale.item()
+    F.cross_entropy(model(ROWS[:1]), LABELS[:1]).backward()  # one sample, whose squared gradient is the curvature
+    slope = model.scale.grad.item()
+    opt.step()
+    assert model.scale.item() == pytest.approx(before - 0.1 * slope / (slope**2 + 0.1))
+    assert model.nothing.shape == (0, 3)
+    space = opt.blocks["nothing"].space()
+    assert opt.blocks["nothing"].unit.gather({"nothing": model.nothing}).shape == space.values.shape
+
+
 def test_a_copy_of_the_model_does_not_feed_the_optimiser():
     model = seeded(mlp)
     opt = KFAC(model, 0.05, 0.1, factor_every=1)
@@ -711,6 +752,93 @@ def test_outputs_that_are_not_a_tensor_are_shown_by_observe():
         opt.observe({}, None)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.side = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.body(x).tanh()
+        return {"kind": self.kind(h), "side": self.side(h)}
+
+
+def two_losses(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(out[:, :3], target[:, 0]) + F.cross_entropy(out[:, 3:], target[:, 1])
+
+
+def test_a_head_whose_outputs_were_not_shown_is_told_of_and_heads_shown_as_one_are_trained():
+    """A head that no shown output comes from has no statistics and is not moved: once there was no word of it."""
+    model, targets = seeded(TwoHeads), torch.stack([LABELS, LABELS % 2], 1)
+    opt = KFAC(model, 0.1, 0.1, factor_every=1)
+    out = model(ROWS)
+    opt.observe(out["kind"], (ROWS, LABELS))
+    two_losses(torch.cat([out["kind"], out["side"]], 1), targets).backward()
+    with pytest.warns(NumericalWarning, match=r"side\.weight, side\.bias have gradients but no part in the outputs"):
+        opt.step()
+    out = model(ROWS)
+    opt.observe(out["kind"], (ROWS, LABELS))
+    with pytest.raises(ValueError, match=r"a second tensor would go unseen: .* show them as one, torch\.cat"):
+        opt.observe(out["side"], (ROWS, LABELS % 2))
+
+    with pytest.raises(ValueError, match="for another loss say fisher='type2'"):
+        KFAC(model, 0.1, 0.1, loss=two_losses)
+    joined = seeded(TwoHeads)
+    opt = KFAC(joined, 0.0, 0.1, loss=two_losses, fisher="type2")
+    out = joined(ROWS)
+    both = torch.cat([out["kind"], out["side"]], 1)
+    opt.observe(both, (ROWS, targets))
+    two_losses(both, targets).backward()
+    opt.step()
+    for name in ("kind", "side"):
+        p = out[name].softmax(1)
+        hessian = (p.diag_embed() - p[:, :, None] * p[:, None]).mean(0)  # of the head's own loss, in its outputs
+        assert torch.allclose(opt.blocks[name].averages["grad"].value[0], hessian)
+
+
+def test_outputs_that_are_not_those_of_the_last_pass_are_refused():
+    model = seeded(Wrapped)
+    opt = KFAC(model, 0.1, 0.1)
+    first, second = model(ROWS)["logits"], model(ROWS)["logits"]
+    for strange in (second.detach(), first):
+        with pytest.raises(ValueError, match="do not come from the last forward pass, or are cut off from it"):
+            opt.observe(strange, (ROWS, LABELS))
+    opt.observe(second, (ROWS, LABELS))
+    with torch.no_grad():
+        opt.observe(model(ROWS)["logits"], (ROWS, LABELS))  # a look at the model between, by the same function
+    F.cross_entropy(second, LABELS).backward()
+    opt.step()
+    assert opt.blocks["net.0"].count == 1
+
+
+def test_a_step_that_was_to_update_the_factors_and_saw_no_pass_is_told():
+    """A run that goes on with a compiled form of the model, or a copy that shares weights, has factors of long ago."""
+    model = seeded(mlp)
+    opt = KFAC(model, 0.1, 0.1, factor_every=2)
+    train(model, opt, 2)
+    other = seeded(mlp)
+    for own, shared in zip(other, model, strict=True):
+        vars(own)["_parameters"] = vars(shared)["_parameters"]
+    with pytest.warns(NumericalWarning, match=r"no training pass was seen in step 2, .* \(1 such steps so far\)"):
+        train(other, opt, 2)
+    before = opt.blocks["0"].count
+    train(model, opt, 2)
+    assert opt.blocks["0"].count == before + 1
+
+
+def test_a_pass_through_a_frozen_model_is_none_of_its_training():
+    """As through a discriminator while its generator takes a step."""
+    critic, generator = seeded(mlp), nn.Linear(5, 5)
+    opt = KFAC(critic, 0.1, 0.1, fisher="type2", factor_every=1)
+    alone = copy.deepcopy(critic)
+    train(alone, KFAC(alone, 0.1, 0.1, fisher="type2", factor_every=1), 3)
+    for _ in range(3):
+        critic.requires_grad_(False)
+        critic(generator(ROWS)).sum().backward()
+        critic.requires_grad_(True)
+        train(critic, opt, 1)
+    assert torch.equal(weights(critic), weights(alone))
+
+
 @pytest.mark.parametrize("fisher", ["type2", "empirical"])
 def test_shown_targets_weight_and_ignore_items_as_the_loss_does(fisher):
     """Two ignored samples of six: the factor G is that of the other four alone."""
@@ -726,10 +854,12 @@ def test_shown_targets_weight_and_ignore_items_as_the_loss_does(fisher):
     assert torch.allclose(opt.blocks[""].averages["grad"].value, truth)
 
 
-def test_a_loss_with_class_weights_asks_for_the_targets():
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+def test_a_loss_with_class_weights_asks_for_the_targets(fisher):
+    """The gradient alone does not tell an item of great weight from one that is far off."""
     model = seeded(mlp)
     loss = nn.CrossEntropyLoss(torch.ones(3))
-    opt = KFAC(model, 0.1, 0.1, loss=loss)
+    opt = KFAC(model, 0.1, 0.1, loss=loss, fisher=fisher)
     loss(model(ROWS), LABELS).backward()
     with pytest.raises(RuntimeError, match="the curvature of CrossEntropy, as it was given, depends on the targets"):
         opt.step()
@@ -801,6 +931,56 @@ def test_padding_that_is_shown_has_no_part_in_the_curvature():
     assert traces[0] == pytest.approx(traces[1], rel=1e-6)
 
 
+class Reader(nn.Module):
+    """A language model: layers and outputs have samples or, as is torch's default, time in the first dimension."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(7, 4), nn.Linear(4, 7)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=batch_first)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.layer(self.table(tokens)))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_a_network_with_time_in_the_first_dimension_takes_the_steps_of_one_with_samples_there(keywords):
+    tokens, targets = torch.arange(N * 4).reshape(N, 4) % 7, torch.arange(N * 4).reshape(N, 4) % 5
+    found = []
+    for model in (seeded(lambda: Reader(True)), seeded(lambda: Reader(False))):
+        loss = ritz.losses.CrossEntropy(class_dim=-1)
+        opt = KFAC(model, 0.1, 0.1, loss=loss, fisher="type2", factor_every=1, inverse_every=1, **keywords)
+        for _ in range(3):
+            opt.zero_grad()
+            out = model(tokens) if model.layer.self_attn.batch_first else model(tokens.T).transpose(0, 1)
+            opt.observe(out, (tokens, targets))
+            F.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
+            opt.step()
+        found.append(weights(model))
+    assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_padding_is_known_by_the_gradient_that_does_not_come_to_it(fisher, keywords):
+    """Labels of -100 that are not shown: the same steps as with targets that are."""
+    tokens, targets = torch.arange(N * 4).reshape(N, 4) % 7, torch.arange(N * 4).reshape(N, 4) % 5
+    targets[::2, 2:] = -100
+    found = []
+    for shown in (True, False):
+        model, loss = seeded(lambda: Reader(True)), ritz.losses.CrossEntropy(class_dim=-1)
+        opt = KFAC(model, 0.1, 0.1, loss=loss, fisher=fisher, factor_every=1, inverse_every=1, **keywords)
+        for _ in range(3):
+            opt.zero_grad()
+            out = model(tokens)
+            if shown:
+                opt.observe(out, (tokens, targets))
+            F.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
+            opt.step()
+        found.append(weights(model))
+    assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
 def test_an_embedding_is_trained_and_its_padding_is_not():
     model = seeded(lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=3), nn.Linear(4, 3)))
     tokens = torch.arange(N) % 4
@@ -857,6 +1037,18 @@ def test_what_averages_gradients_is_looked_through_and_what_calls_a_copy_is_the_
     F.cross_entropy(wrapper(IMAGES), LABELS).backward()
     opt.step()
     assert all(block.count for block in opt.blocks.values())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as dynamo looks at hooks
+def test_a_compiled_model_is_given_as_it_is_called():
+    plain, inner = seeded(mlp), seeded(mlp)
+    compiled = torch.compile(inner, backend="eager")
+    losses = [train(model, KFAC(model, 0.05, 0.1, factor_every=2), 5) for model in (plain, compiled)]
+    assert losses[0] == losses[1]
+    assert torch.equal(weights(plain), weights(inner))
+    inner.compile(backend="eager")
+    with pytest.raises(UnsupportedError, match=r"give KFAC what torch\.compile\(model\) gives"):
+        KFAC(inner, 0.05, 0.1)
 
 
 # ------------------------------------------------------------------------------------------- no trace, no leak
@@ -961,6 +1153,10 @@ def test_what_is_not_a_model_or_has_nothing_to_train_is_refused():
         KFAC(mlp().parameters(), 0.1, 0.1)
     with pytest.raises(ValueError, match="no parameter to train"):
         KFAC(mlp().requires_grad_(False), 0.1, 0.1)
+    with pytest.raises(ValueError, match=r"0\.weight has no shape before the first call of its lazy layer"):
+        KFAC(nn.Sequential(nn.LazyLinear(3)), 0.1, 0.1)
+    with pytest.raises(UnsupportedError, match="weight is complex, and curvature is that of real numbers"):
+        KFAC(nn.Linear(2, 2, dtype=torch.complex64), 0.1, 0.1)
 
 
 def test_parameters_of_another_model_are_refused():

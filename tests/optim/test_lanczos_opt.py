@@ -170,6 +170,21 @@ def test_heavy_damping_is_gradient_descent():
     torch.testing.assert_close(model.w.detach(), -0.01 * g, rtol=1e-4, atol=0)
 
 
+def test_a_step_within_autocast_is_the_step_without():
+    """Loops that have all of a step in autocast: products with eigenvectors are not to be rounded to bfloat16."""
+    found = []
+    for within in (False, True):
+        model, X, y = network()
+        model, X = model.float(), X.float()
+        risk = ritz.Risk(model, nn.CrossEntropyLoss(), (X, y))
+        optimizer = LanczosOpt(model.parameters(), risk, lr=0.1, damping=0.1, k=5, tol=math.inf)
+        nn.functional.cross_entropy(model(X), y).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=within):
+            optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(found[0], found[1])
+
+
 # ------------------------------------------------------------------------------------- torch's conventions
 
 

@@ -493,6 +493,10 @@ def test_bad_calls_are_refused():
         TracePenalty(1.0, form="hessian").on_outputs(model(x), model)
     with pytest.raises(ValueError, match=r"labels \(4, 2\) do not fit outputs \(4, 2\) with classes in dimension 1"):
         TracePenalty(1.0, 1.0)(model, x, torch.zeros(4, 2).long())
+    with pytest.raises(ValueError, match=r"outputs \(1, 2\) have no dimension 4; say another class_dim="):
+        TracePenalty(1.0, class_dim=4)(model, x)
+    with pytest.raises(TypeError, match=r"the model comes first, penalty\(model, x\): expected a module, got Tensor"):
+        TracePenalty(1.0)(x, model)
     with pytest.raises(ValueError, match=r"labels \(4, 2\) do not fit"):
         TracePenalty(1.0, 1.0, "hessian")(model, x, torch.zeros(4, 2).long())
     with pytest.raises(ValueError, match=r"targets \(4, 1\) must have the shape of the outputs \(4, 2\)"):

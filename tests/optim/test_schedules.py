@@ -106,3 +106,9 @@ def test_a_schedule_pickles():
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_schedule_is_no_scheduler_and_says_how_it_becomes_one():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(TypeError, match=r"number of epochs or steps, got SGD; .* LambdaLR\(optimizer, linear_decay"):
+        linear_decay(optimizer, 300)

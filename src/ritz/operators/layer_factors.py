@@ -11,7 +11,7 @@ is a last input that is always 1. Means are over the positions that count: paddi
 gradient comes back to, is none of them. Everything here is a sum over samples, to be added up over batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -89,7 +89,7 @@ class Collector:
     def inputs(self, captures: Sequence[Capture], size: int, reached: Reached | None = None) -> Statistics:
         """What does not depend on the cotangents; of the positions that are `reached` where that is given."""
         found: Statistics = {}
-        for unit, calls in self._called(captures):
+        for unit, calls in self._called(captures, size):
             if unit.kind == "layer":
                 for some, a in self._rows(unit, calls, self._samples(calls, size)):
                     counted = a.new_ones(len(a), a.shape[2])  # (b, t)
@@ -113,7 +113,7 @@ class Collector:
     def reached(self, captures: Sequence[Capture], size: int) -> Reached:
         """Which positions (samples, t) of a layer a gradient comes back to."""
         found = {}
-        for unit, calls in self._called(captures):
+        for unit, calls in self._called(captures, size):
             if unit.kind == "layer":
                 g = _joined([_gradients(unit, call, self._samples(calls, size)) for call in calls], dim=3)
                 found[unit.name] = (g != 0).any(-1).any(2).any(0)
@@ -122,7 +122,7 @@ class Collector:
     def gradients(self, captures: Sequence[Capture], size: int, bases: Bases | None = None) -> Statistics:
         """What one stack of cotangents adds; "unit|scale" for the blocks whose `bases` are given."""
         found: Statistics = {}
-        for unit, calls in self._called(captures):
+        for unit, calls in self._called(captures, size, bases or ()):
             if unit.kind == "diagonal":
                 own = next(iter(unit.params))
                 total = torch.stack([_norm_gradient(call, own, size) for call in calls]).sum(0)
@@ -144,10 +144,15 @@ class Collector:
                         _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))
         return found
 
-    def _called(self, captures: Sequence[Capture]) -> Iterator[tuple[Unit, list[Capture]]]:
-        """Each block with the calls of its module."""
+    def _called(
+        self, captures: Sequence[Capture], size: int, scaled: Collection[str] = ()
+    ) -> Iterator[tuple[Unit, list[Capture]]]:
+        """Each block with the calls of its module, samples first where it matters what belongs to one sample."""
         for unit in self.units.values():
             calls = [capture for capture in captures if capture.name == unit.module]
+            layer = unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled)
+            if calls and (layer or unit.kind == "diagonal") and isinstance(calls[0].module, nn.Linear | nn.LayerNorm):
+                calls = [call.samples_first(size) for call in calls]
             if calls:
                 yield unit, calls
 

@@ -44,18 +44,22 @@ class Unit:
         lead = x.shape[: x.ndim - len(self.shapes[own])]
         if self.kind == "table":
             return x.mT.unsqueeze(-3)
-        return x.reshape(*lead, self.groups, self.outputs, -1)
+        return x.reshape(*lead, self.groups, self.outputs, self._width(own))
+
+    def _width(self, own: str) -> int:
+        """Columns of a parameter; one where there are no rows."""
+        rows = self.groups * self.outputs
+        return self.shapes[own].numel() // rows if rows else 1
 
     @cached_property
     def _widths(self) -> list[int]:
-        """Columns of each parameter."""
-        return [shape.numel() // (self.groups * self.outputs) for shape in self.shapes.values()]
+        return [self._width(own) for own in self.shapes]
 
     def scatter(self, matrix: Tensor) -> dict[str, Tensor]:
         """The inverse of `gather`."""
         lead, found = matrix.shape[:-3], {}
         for (own, name), part in zip(self.params.items(), matrix.split_with_sizes(self._widths, -1), strict=True):
-            found[name] = part.squeeze(-3).mT if self.kind == "table" else part.reshape(*lead, *self.shapes[own])
+            found[name] = part.squeeze(-3).mT if self.kind == "table" else part.reshape((*lead, *self.shapes[own]))
         return found
 
 

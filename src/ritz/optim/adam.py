@@ -165,12 +165,11 @@ class GadamX(Gadam):
         eps: float = 1e-8,
         maximize: bool = False,
     ) -> None:
-        if not 0 <= p <= 0.5:
-            raise ValueError(f"p is the partial power, from 0 (momentum) to 1/2 (AMSGrad), got {p}")
         moments = {"betas": betas, "eps": eps, "amsgrad": amsgrad, "maximize": maximize}
         super().__init__(params, lr, weight_decay, start=start, every=every, model=model, **moments)
         for group in self.param_groups:
-            group.setdefault("p", p)
+            if not 0 <= (power := group.setdefault("p", p)) <= 0.5:
+                raise ValueError(f"p is the partial power, from 0 (momentum) to 1/2 (AMSGrad), got {power}")
         self.defaults["p"] = p
 
     @torch.no_grad()

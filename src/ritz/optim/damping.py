@@ -8,12 +8,14 @@ estimates here have no bias and tell their error: `ritz.curvature_noise`, or a p
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..batches import on_host
 from ..errors import NonFiniteError
@@ -23,6 +25,7 @@ from ..risk import Risk
 from ..space import random_bits
 from .diagnostics import reduction_ratio
 from .rules import Combine, DampingRule, NoiseVariance, Seen
+from .skipping import finite
 from .streaming import MATRICES, Method, Stream
 
 _CURVATURE = frozenset({"noise", "trace", "second_moment"})
@@ -76,7 +79,8 @@ class AutoDamping:
         num_probes: Of a refresh. None gives each batch a probe of its own, see `ritz.optim.streaming`; a number is for
             that many probes common to all batches, by `ritz.curvature_noise`. One probe common to all (the paper) errs
             by how it lies to the few directions that hold most of the noise, and its batches cannot tell.
-        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature.
+        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature or a
+            reduction ratio.
         fresh: Draw other examples at each refresh. The same ones make an error that no average takes away.
         stream: "halves" or "pairs"; by default halves where a batch can be cut.
         compensate_lr: Multiply learning rates by 1 + delta (seed 004, equation 13: shrinkage at an undiminished rate).
@@ -124,6 +128,8 @@ class AutoDamping:
             raise ValueError(
                 f"expected every >= 1, num_batches >= 2 and num_probes >= 1, got {every}, {num_batches}, {num_probes}"
             )
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         trained, known = ({id(p) for p in params} for params in (_parameters(optimizer), risk.model.parameters()))
         if not trained & known:
             raise ValueError(
@@ -134,8 +140,10 @@ class AutoDamping:
         self.num_batches, self.batch_size, self.num_probes = num_batches, batch_size, num_probes
         self.needs, self.fresh, self.compensate_lr = rule.needs, fresh, compensate_lr
         self.curvature = _chosen(rule, curvature)
+        self._foretells = curvature  # which matrix: for a reduction ratio None means the GGN, where there is one
         self.key = _entry(optimizer, key)
         self.starts = [_number(group[self.key], self.key) for group in optimizer.param_groups]
+        self.per_group = per_group
         self.risks = self._blocks() if per_group else [risk]
         if not per_group and len(set(self.starts)) > 1:
             raise ValueError(
@@ -150,6 +158,7 @@ class AutoDamping:
         self.history: list[dict[str, float]] = []
         self.seen: tuple[Seen, ...] = ()
         self._before: Tensor | None = None  # weights before a step whose outcome is looked at
+        self._stepped = False  # whether any was taken
         self._rates: list[tuple[Any, Any]] = []  # learning rates of each group, its own and while it steps
         self._attach()
 
@@ -211,6 +220,11 @@ class AutoDamping:
 
     def _refresh(self, batch: Any) -> None:
         """Look, ask the rules, write."""
+        if self.per_group and len(self.risks) != (count := len(self.optimizer.param_groups)):
+            raise ValueError(
+                f"the optimizer has {count} parameter groups and had {len(self.risks)}: with per_group=True make a new "
+                "AutoDamping after add_param_group"
+            )
         ratio = self._reduction_ratio(batch) if "reduction_ratio" in self.needs else None
         data = None
         seen = []
@@ -257,10 +271,18 @@ class AutoDamping:
         return {"noise": noise, "trace": parts["mean curvature"], "second_moment": parts["second moment"]}
 
     def _reduction_ratio(self, batch: Any) -> Estimate:
-        if self._before is None:
-            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
         before, self._before = self._before, None
-        return reduction_ratio(self.risk.on([self._common(batch)] if batch is not None else self._subset()), before)
+        if before is None:
+            self._refuse_out_of_turn()
+            return Estimate(name="reduction ratio", value=math.nan, exact=True, convention="no step was taken")
+        risk = self.risk.on([self._common(batch)] if batch is not None else self._subset())
+        return reduction_ratio(risk, before, curvature=self._foretells)
+
+    def _refuse_out_of_turn(self) -> None:
+        """No step was taken: a GradScaler may have held it back, which gradients tell as long as they are there."""
+        grads = [p.grad for p in _parameters(self.optimizer) if p.grad is not None]
+        if finite(grads) if grads else not self._stepped:
+            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
 
     def _common(self, batch: Any) -> Any:
         """Where ranks train together, each on a batch of its own: that of rank 0, which all then share the work on."""
@@ -286,19 +308,29 @@ class AutoDamping:
         return blocks
 
     def _attach(self) -> None:
-        """Hooks for what has to be done around a step of the optimiser."""
+        """Hooks for what has to be done around a step of the optimiser; they go when this object does."""
         if "reduction_ratio" in self.needs:
-            self.optimizer.register_step_pre_hook(self._remember)
+            self._hook(self.optimizer.register_step_pre_hook, self._remember)
         if not self.compensate_lr:
             return
         if all("lr_scale" in group for group in self.optimizer.param_groups):
             self._write(self.starts)
         else:
-            self.optimizer.register_step_pre_hook(self._raise_rates)
-            self.optimizer.register_step_post_hook(self._restore_rates)
+            self._hook(self.optimizer.register_step_pre_hook, self._raise_rates)
+            self._hook(self.optimizer.register_step_post_hook, self._restore_rates)
+
+    def _hook(self, register: Callable[[Any], RemovableHandle], method: Callable[..., None]) -> None:
+        own = weakref.WeakMethod(method)
+
+        def call(*_: Any) -> None:
+            if (alive := own()) is not None:
+                alive()
+
+        weakref.finalize(self, register(call).remove)
 
     def _remember(self, *_: Any) -> None:
         """The weights before a step, where the step is to be judged."""
+        self._stepped = True
         if (self.count + 1) % self.every == 0:
             self._before = self.risk.space.join(self.risk.params()).clone()
 

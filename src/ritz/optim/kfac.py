@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..comm import Group, world
 from ..errors import NumericalWarning, UnsupportedError
-from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
+from ..losses import BinaryCrossEntropy, CallableLoss, CrossEntropy, Loss, SquaredError, as_loss
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
 from ..operators.layer_factors import Collector, FisherKind, Sharing
@@ -27,6 +28,10 @@ from .renewal import keep_together, renew_shared, summed
 from .skipping import callers_level, finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse", "bce"]
+_CALL = (
+    "call the model itself, not a copy, a part or a compiled form of it (unless KFAC was given what torch.compile "
+    "gave), with gradients enabled, and backward() from its outputs, without create_graph=True, before step()"
+)
 _LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError, "bce": BinaryCrossEntropy}
 
 
@@ -45,9 +50,11 @@ class KFAC(torch.optim.Optimizer):
     The training loop stays as it is. On one step in `factor_every` the optimiser notes what goes into the layers; when
     the gradient of the loss reaches the outputs it makes one more backward pass of its own for the factors (for "type2"
     as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and others) are
-    told apart and leave them as they are; for other backward passes on a refresh step there is `pause`. Outputs that
-    are not a tensor, and losses that weight or ignore items, are shown by `observe(outputs, batch)` before `backward`.
-    Activation checkpointing must be the kind with use_reentrant=False.
+    told apart and leave them as they are, and so do passes while all that is trained is frozen; for other backward
+    passes on a refresh step there is `pause`. Outputs that are not a tensor, and those of losses with class weights or
+    an ignored class, are shown by `observe(outputs, batch)` before `backward`; those of several heads as one tensor.
+    Padding, items of a cross-entropy that no gradient comes to, has no part in the factors. Activation checkpointing
+    must be the kind with use_reentrant=False, and what torch.compile gave is given to KFAC as it is called.
 
     Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, weight
     and bias in one block; parameters of normalisations and of all other modules the diagonal of the Fisher matrix. A
@@ -135,7 +142,12 @@ class KFAC(torch.optim.Optimizer):
         group: Group = "world",
     ) -> None:
         _check(fisher, start, refresh, factor_every, inverse_every, num_samples, stat_decay, kl_clip)
-        model = _trainable(model)
+        model, seen_loss = _trainable(model), _as_loss(loss)
+        if fisher == "mc" and isinstance(seen_loss, CallableLoss):
+            raise ValueError(
+                "labels are drawn for cross-entropy, squared error and binary cross-entropy; for another loss say "
+                "fisher='type2', or 'empirical'"
+            )
         self.world = world(group)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._params:
@@ -150,11 +162,10 @@ class KFAC(torch.optim.Optimizer):
         self.kl_clip, self.stagger, self.tf32 = kl_clip, stagger, tf32
         self.blocks = {name: RunningBlock(unit, stat_decay, start, ekfac, refresh) for name, unit in units.items()}
         self.steps, self.skipped = 0, 0
+        self._unseen, self._still = 0, set[str]()  # what was warned of
         self._preconditioner = Preconditioner(self.blocks, self._params)
         collector = Collector(units, sharing, max_factor)
-        self._watcher = Watcher(
-            model, collector, _as_loss(loss), fisher, num_samples, loss_scale, tf32, seed, self.world
-        )
+        self._watcher = Watcher(model, collector, seen_loss, fisher, num_samples, loss_scale, tf32, seed, self.world)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; only parameters of the model can be trained, since the others belong to no layer."""
@@ -177,7 +188,7 @@ class KFAC(torch.optim.Optimizer):
         It does nothing on steps that do not update the factors.
 
         Args:
-            outputs: The tensor that the loss is computed from.
+            outputs: The tensor that the loss is computed from, samples first: transposed if the model has time first.
             batch: Where the loss finds its target: (inputs, target), or a dictionary with "labels".
         """
         if not isinstance(outputs, Tensor):
@@ -208,6 +219,8 @@ class KFAC(torch.optim.Optimizer):
         if self._watcher.active and self.world.size > 1:
             keep_together(list(self._params.values()), self.world)
             stats, weight = summed(stats, weight, self.world)
+        if self._watcher.active and not stats:
+            self._tell_unseen()
         if stats and not finite(stats.values()):
             warnings.warn(
                 f"the statistics of step {self.steps} are not finite and were left out of the factors",
@@ -221,6 +234,33 @@ class KFAC(torch.optim.Optimizer):
         due = [block for number, block in enumerate(self.blocks.values()) if self._renewal_due(number, block)]
         if due:
             renew_shared(due, self.world)
+
+    def _tell_unseen(self) -> None:
+        """Warn that the factors stay as they were: at the first, second, fourth, eighth, ... step of the kind."""
+        if not self._informed or all(p.grad is None for p in self._params.values()):
+            return
+        self._unseen += 1
+        if not self._unseen & (self._unseen - 1):
+            warnings.warn(
+                f"no training pass was seen in step {self.steps}, which was to update the factors: they stay as they "
+                f"were ({self._unseen} such steps so far); {_CALL}",
+                NumericalWarning,
+                stacklevel=callers_level(),
+            )
+
+    def _tell_still(self, names: Sequence[str]) -> None:
+        """Warn of parameters that the loss depends on, but not by way of the outputs that were seen; once of each."""
+        grads = {name: self._params[name].grad for name in names if name not in self._still}
+        still = [name for name, grad in grads.items() if grad is not None and bool(grad.any())]
+        self._still.update(still)
+        if still:
+            warnings.warn(
+                f"{', '.join(still[:6])}{', ...' if len(still) > 6 else ''} have gradients but no part in the outputs "
+                "that KFAC saw, and are not moved: show outputs that all of the loss is made of, opt.observe(outputs, "
+                "batch), several of them as one, torch.cat([a, b], dim=1)",
+                NumericalWarning,
+                stacklevel=callers_level(),
+            )
 
     def _renewal_due(self, number: int, block: RunningBlock) -> bool:
         if block.count == block.renewed:  # nothing new
@@ -273,13 +313,12 @@ class KFAC(torch.optim.Optimizer):
 
     def _update(self) -> None:
         if not self._informed:
-            raise RuntimeError(
-                "KFAC has seen no training pass: call the model itself, not a copy, a part or a compiled form of it, "
-                "with gradients enabled, and backward() from its outputs, without create_graph=True, before step()"
-            )
+            raise RuntimeError(f"KFAC has seen no training pass: {_CALL}")
         own = self._settings()
         grads = {name: decayed(p, own[name]) for name, p in self._params.items() if p.grad is not None}
         moves = self._preconditioner.inverse(grads, self._preconditioner.dampings(grads, own))
+        if self._watcher.active:
+            self._tell_still([name for name in grads if name not in moves])
         shrink = self._clip(grads, moves, {name: rate_of(own[name]) for name in moves})
         if shrink != 1:
             torch._foreach_mul_(list(moves.values()), shrink)
@@ -396,6 +435,21 @@ def _trainable(model: nn.Module) -> nn.Module:
         raise UnsupportedError(
             "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
         )
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise UnsupportedError(
+            "model.compile() was called, and hooks on what it calls are not: give KFAC what torch.compile(model) "
+            "gives, and call that in training"
+        )
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ValueError(
+                f"{name} has no shape before the first call of its lazy layer: call the model on a batch once"
+            )
+        if p.is_complex() and p.requires_grad:
+            raise UnsupportedError(
+                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
+                "take torch.view_as_complex of that in the forward pass, or freeze it"
+            )
     return model
 
 

@@ -151,6 +151,7 @@ class LanczosOpt(Optimizer):
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.items()}
         return self.risk.space.join(grads).to(self.risk.device, self.risk.dtype)
 
+    @full_precision()
     def _direction(self, gradient: Tensor) -> Tensor:
         """What alpha is multiplied with: the bracket of equation 9."""
         group, state = self.param_groups[0], self._state

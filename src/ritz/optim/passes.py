@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..captures import Capture, Recorder
 from ..comm import SELF, World
@@ -34,6 +35,14 @@ from ..space import random_signs, random_uniform
 from ..switches import tensor_cores
 
 _UNSEEN = "ritz.unseen"
+_STRANGE = (
+    "the outputs that were shown do not come from the last forward pass, or are cut off from it: call opt.observe with "
+    "the tensor that the loss is made of, not detached, between each model(...) and the next"
+)
+_SHOWN = (
+    "outputs of the last forward pass have been shown already, and a second tensor would go unseen: where the loss is "
+    "made of several show them as one, torch.cat([a, b], dim=1), with that loss: KFAC(..., loss=fn, fisher='type2')"
+)
 
 
 @contextlib.contextmanager
@@ -59,13 +68,16 @@ class Pass:
     """One forward pass: the calls of its layers, and what the model gave."""
 
     def __init__(self, recorder: Recorder, out: Any, obstacle: str = "") -> None:
-        self.recorder, self.out = recorder, None if obstacle else out
+        self.recorder: Recorder | None = recorder
+        self.out = None if obstacle else out
+        self.differentiated = False  # whether its gradient was, with create_graph=True
         self.obstacle = obstacle  # why its outputs and targets must be shown
-        self.size = len(out) if isinstance(out, Tensor) and out.ndim else None  # samples, where the outputs tell
+        # samples, where the outputs tell; networks with time in the first dimension have them in the second
+        self.sizes = out.shape[: min(2, max(1, out.ndim - 1))] if isinstance(out, Tensor) and out.ndim else None
 
     def take(self) -> Recorder | None:
         """The recorded calls, once."""
-        recorder, self.recorder, self.out = self.recorder, None, None  # type: ignore[assignment]
+        recorder, self.recorder, self.out = self.recorder, None, None
         return recorder
 
 
@@ -135,6 +147,7 @@ class Watcher:
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
         self._latest: Callable[[], Pass | None] = lambda: None
+        self._shown = False  # whether the outputs of the last pass were
         self._recorder: Recorder | None = None
         self._stats: Statistics = {}
         self._weight: Tensor | float = 0.0
@@ -150,12 +163,16 @@ class Watcher:
 
     def _before(self, module: nn.Module, args: object) -> None:
         """Start to record, if this can be a training pass."""
+        self._shown = False
         if not self.active or self.paused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         if self._recorder is not None:  # the model calls itself
             return
         # under functional_call, as in a product with a curvature matrix, the model holds other tensors
         if any(self._own.get(name, p) is not p for name, p in module.named_parameters()):
+            return
+        # all that is trained is frozen for now, as a discriminator is while its generator takes a step
+        if not any(self._own[name].requires_grad for name in (*self._layers, *self._free)):
             return
         self._recorder = Recorder(self.model, self._layers)
         self._recorder.__enter__()
@@ -183,35 +200,62 @@ class Watcher:
 
     def _arrived(self, seen: Pass, grad: Tensor) -> None:
         """The gradient of the user's loss in the outputs."""
-        if _is_unseen():
+        if _is_unseen() or self.paused:
+            return
+        if torch.is_grad_enabled():  # this backward pass is itself to be differentiated: by itself it is no step
+            seen.differentiated = True
+            return
+        if seen.differentiated and not self._accumulates():
             return
         out = seen.out
         recorder = seen.take()
-        # with grad mode on, this backward pass is itself to be differentiated: a product or a penalty, not a step
-        if out is None or recorder is None or self.paused or torch.is_grad_enabled():
+        if out is None or recorder is None:
             return
+        idle = _idle(self.loss, out, grad)
         if self.fisher == "empirical":
             scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
-            items = _num_items(self.loss, out)
-            self._collect(recorder, out, [grad[None] * (items / scale)], float(items))
+            items = _num_items(self.loss, out) - (0 if idle is None else int(idle.sum()))
+            self._collect(recorder, out, [grad[None] * (items / scale)], float(items), idle is not None)
         else:
-            loss, batch = _blank(self.loss, out)  # type: ignore[misc]
-            self._collect(recorder, out, self._cotangents(loss, out, batch), _weight(loss, out, batch))
+            loss, batch = _blank(self.loss, out, idle)  # type: ignore[misc]
+            stacks = self._cotangents(loss, out, batch)
+            self._collect(recorder, out, stacks, _weight(loss, out, batch), idle is not None)
+
+    def _accumulates(self) -> bool:
+        """Whether the backward pass that is under way is `backward()`, not torch.autograd.grad: what a step is made of.
+
+        After a first derivative with create_graph=True one may be the training pass, of a loss with a gradient penalty
+        in it, and the other a product with a second derivative.
+        """
+        trained = [p for name in (*self._layers, *self._free) if (p := self._own[name]).requires_grad]
+        try:
+            return any(torch._C._will_engine_execute_node(get_gradient_edge(p).node) for p in trained)
+        except RuntimeError:  # which says so of a leaf whose gradient is asked for
+            return False
 
     def observe(self, outputs: Tensor, batch: Any) -> None:
-        """The statistics of the last pass, from the outputs and batch that are given."""
+        """The statistics of the last pass, from the outputs and batch that are given.
+
+        Raises:
+            ValueError: If the outputs are not those of this pass, or some of them have been shown already.
+        """
         seen = self.waiting or self._latest()
-        if seen is not None and seen.size not in (None, len(outputs)):
+        if seen is None or seen.recorder is None:
+            if self._shown and outputs.requires_grad:
+                raise ValueError(_SHOWN)
+            return
+        if seen.sizes is not None and len(outputs) not in seen.sizes:
             raise ValueError(
-                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.size}: show them with samples "
-                "first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
+                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.sizes[0]}: show them with "
+                "samples first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
             )
-        self.waiting = None
-        recorder = None if seen is None else seen.take()
-        if recorder is not None:
-            stacks = self._cotangents(self.loss, outputs, batch)
-            partly = leaves_out(self.loss, _held(outputs), batch)
-            self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
+        if not outputs.requires_grad or not seen.recorder.reaches(outputs):
+            raise ValueError(_STRANGE)
+        recorder, self.waiting, self._shown = seen.recorder, None, True
+        seen.take()
+        stacks = self._cotangents(self.loss, outputs, batch)
+        partly = leaves_out(self.loss, _held(outputs), batch)
+        self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -320,6 +364,17 @@ def _num_items(loss: Loss, out: Tensor) -> int:
     return len(out)
 
 
+def _idle(loss: Loss, out: Tensor, grad: Tensor) -> Tensor | None:
+    """Items of a cross-entropy that no gradient came to (*out.shape without classes), as to padding; None if to all.
+
+    The gradient of an item that counts is not zero in any precision that its probabilities have.
+    """
+    if not isinstance(loss, CrossEntropy):
+        return None
+    idle = (grad == 0).all(_class_dim(loss, out))
+    return idle if 0 < int(idle.sum()) < idle.numel() else None
+
+
 def _class_dim(loss: CrossEntropy, out: Tensor) -> int:
     return 1 if loss.class_dim is None else loss.class_dim % out.ndim
 
@@ -341,17 +396,23 @@ def _obstacle(loss: Loss, fisher: FisherKind, output: Any) -> str | None:
         )
     if isinstance(loss, CrossEntropy) and loss.ignore_index >= 0:
         return f"which items are left out, those of class {loss.ignore_index}, is not known without targets"
-    if fisher != "empirical" and _blank(loss, output) is None:
+    weighted = isinstance(loss, CrossEntropy) and loss.class_weight is not None
+    if weighted or (fisher != "empirical" and _blank(loss, output) is None):
         return f"the curvature of {type(loss).__name__}, as it was given, depends on the targets"
     return None
 
 
-def _blank(loss: Loss, out: Tensor) -> tuple[Loss, Any] | None:
-    """The loss with a target made up, where the matrix in the outputs does not depend on it; else None."""
+def _blank(loss: Loss, out: Tensor, idle: Tensor | None = None) -> tuple[Loss, Any] | None:
+    """The loss with a target made up, where the matrix in the outputs does not depend on it; else None.
+
+    Items that are `idle` are left out.
+    """
     target: Tensor
     if isinstance(loss, CrossEntropy) and loss.class_weight is None:
         dim = _class_dim(loss, out)
         target = torch.zeros(*out.shape[:dim], *out.shape[dim + 1 :], dtype=torch.long, device=out.device)
+        if idle is not None:
+            target[idle] = loss.ignore_index
         return dataclasses.replace(loss, class_dim=dim, target=default_target), (None, target)
     if isinstance(loss, SquaredError) or (isinstance(loss, BinaryCrossEntropy) and loss.pos_weight is None):
         return dataclasses.replace(loss, target=default_target), (None, torch.zeros_like(out))

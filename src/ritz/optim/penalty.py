@@ -121,6 +121,8 @@ class TracePenalty:
             ValueError: If the batch is empty, every parameter is frozen or targets are missing.
             UnsupportedError: If the Hessian form meets BatchNorm in training mode.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model comes first, penalty(model, x): expected a module, got {type(model).__name__}")
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():  # inside, a pass of the model can be differentiated
                 return self(model, *map_tensors((x, y), _ordinary))

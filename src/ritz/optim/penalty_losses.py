@@ -57,6 +57,8 @@ class OutputLoss:
                 f"where the classes are in outputs {tuple(out.shape)} is not known without labels: give them, or say "
                 "TracePenalty(..., class_dim=-1) for (batch, tokens, classes), class_dim=1 for images"
             )
+        if not -out.ndim <= self.classes < out.ndim:
+            raise ValueError(f"outputs {tuple(out.shape)} have no dimension {self.classes}; say another class_dim=")
         if out.shape[self.classes] == 1:
             raise ValueError("cross-entropy of one class has no curvature; a binary network has loss='bce'")
 

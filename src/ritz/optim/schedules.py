@@ -10,6 +10,7 @@ epoch.
 import itertools
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def averaging_decay(start: float, ratio: float = 0.5) -> PiecewiseLinear:
 
 
 def _positive(name: str, value: float) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(
+            f"{name} is a number of epochs or steps, got {type(value).__name__}; a schedule is a factor for torch's "
+            "scheduler: LambdaLR(optimizer, linear_decay(300))"
+        )
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number of epochs or steps, got {value}")
     return value
