@@ -1,8 +1,8 @@
 """One forward pass, recorded layer by layer: what went into each layer, and the gradients of what came out."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from .errors import UnsupportedError
+from .space import random_uniform
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Capture:
     grad: Tensor  # (r, *output.shape), one for each of r cotangents
     params: Mapping[str, str]  # the module's own chosen parameters: attribute -> parameter name
     buffers: Mapping[str, Tensor]  # as they were in the call
+    apart: bool = True  # whether its rows are those of the samples, in their order, as far as was looked
 
 
 # -------------------------------------------------------------------------------------- who owns what
@@ -41,6 +43,45 @@ def owners(model: nn.Module, names: tuple[str, ...]) -> dict[str, dict[str, str]
         for name, module in model.named_modules()
     }
     return {name: own for name, own in held.items() if own}
+
+
+# ----------------------------------------------------------------------------------- which rows are whose
+
+
+def half(out: Tensor, asked: Tensor) -> Tensor:
+    """One cotangent on the samples that are `asked` (size,) alone, without zeros in it: (1, *out.shape)."""
+    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
+    return (noise * asked.reshape(-1, *[1] * (out.ndim - 1)))[None]
+
+
+def sample_dim(capture: Capture, asked: Tensor) -> int | None:
+    """Which dimension of a layer's output has the samples, or a whole number of rows of each; None if neither of two.
+
+    Args:
+        capture: With the gradient for `half`: that of a sample that was not asked for must be zero in its own rows.
+        asked: Which samples were, (size,) bool.
+
+    Example:
+        >>> x, grad = torch.ones(3, 2, 1), torch.tensor([0.0, 1.0]).expand(1, 3, 2)[..., None]
+        >>> sample_dim(Capture("", torch.nn.Linear(1, 1), x, grad, {}, {}), torch.tensor([False, True]))  # time first
+        1
+    """
+    grad, size = capture.grad[0], len(asked)
+    if grad.ndim and len(grad) % size == 0 and not bool(grad.reshape(size, -1)[~asked].any()):
+        return 0
+    rows = isinstance(
+        capture.module, nn.Linear | nn.LayerNorm | nn.Embedding
+    )  # all but the last dimension may be these
+    return 1 if rows and grad.ndim > 2 and grad.shape[1] == size and not bool(grad[:, ~asked].any()) else None
+
+
+def samples_first(captures: Sequence[Capture], dims: Sequence[int | None]) -> list[Capture]:
+    """The same calls turned round where the samples are second, and marked where rows are those of no sample."""
+    return [
+        replace(capture, input=capture.input.transpose(0, 1), grad=capture.grad.transpose(1, 2)) if dim == 1
+        else replace(capture, apart=dim == 0)
+        for capture, dim in zip(captures, dims, strict=True)
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ one recorded forward pass
