@@ -63,9 +63,9 @@ def _range(meter: Metered, num: int, seed: int) -> Tensor:
 
 def _orthonormal(rows: Tensor) -> Tensor:
     """Orthonormal rows of the same span; directions that are only round-off are left out."""
-    q, r = torch.linalg.qr(rows.T)
+    q, r = torch.linalg.qr(rows.T.to(torch.promote_types(rows.dtype, torch.float32)))  # there is none of 16-bit numbers
     size = r.diagonal().abs()
-    return q[:, size > 1e-6 * size.max()].T if float(size.max()) else rows[:0]
+    return q[:, size > 1e-6 * size.max()].T.to(rows.dtype) if float(size.max()) else rows[:0]
 
 
 def require_finite(meter: Metered, rows: Tensor) -> None:
