@@ -558,6 +558,48 @@ def test_a_model_of_batches_that_cannot_be_cut_is_named():
         risk.loss()
 
 
+class Speech(nn.Module):
+    """Outputs (steps, samples, classes), as CTC has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, x):
+        return self.layer(x).log_softmax(-1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_steps_before_samples_in_the_outputs_of_a_callable_loss_are_named(mode):
+    """A batch would weigh as much as it has steps, whatever its size."""
+    X, y = torch.randn(7, 5, 2), torch.randint(1, 4, (7, 2))
+    lengths = torch.full((7,), 5), torch.tensor([1, 2, 1, 2, 2, 1, 2])
+
+    def ctc(out, batch):
+        return F.ctc_loss(out, *batch[1:])
+
+    data, keywords = (X, y, *lengths), {"target": lambda batch: batch, "mode": mode, "batch_size": 3}
+    steps_first = ritz.Risk(network(Speech), ctc, data, forward=lambda model, batch: model(batch[0]), **keywords)
+    with pytest.raises(
+        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples: they seem to come second.*put samples first"
+    ):
+        steps_first.loss()
+    samples_first = ritz.Risk(
+        steps_first.model, lambda out, batch: F.ctc_loss(out.transpose(0, 1), *batch[1:]), data,
+        forward=lambda model, batch: model(batch[0]).transpose(0, 1), **keywords,
+    )  # fmt: skip
+    each = F.ctc_loss(steps_first.model(X), y, *lengths, reduction="none") / lengths[1]
+    assert samples_first.loss() == pytest.approx(each.mean().item())
+
+
+def test_as_many_steps_as_samples_are_found_by_the_halves_of_a_batch():
+    risk = ritz.Risk(
+        network(Speech), lambda out, y: (out.mean(0) - y).square().mean(), (torch.randn(4, 4, 2), torch.randn(4, 4))
+    )
+    with pytest.raises(ValueError, match=r"half of a batch weighs as much as all of its 4 samples, 4: .*samples first"):
+        risk.loss()
+
+
 def test_a_loss_that_is_a_sum_is_named():
     risk = ritz.Risk(small(), lambda out, y: F.cross_entropy(out, y, reduction="sum"), DATA)
     with pytest.raises(ValueError, match="looks like a sum over the batch; return the mean"):

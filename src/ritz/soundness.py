@@ -162,13 +162,21 @@ class _Look:
                 raise
             raise ValueError(
                 f"the model takes a batch of {batch.size} samples, and not half of it ({str(error)[:160]}). One that "
-                "couples the samples of a batch, by edges say, has no mean over samples; give it as batch_loss= (sum, "
-                "weight). One that torch.export made for this size is to have a dynamic batch dimension"
+                "couples the samples of a batch, by edges say, has no mean over samples: give it as batch_loss= (sum, "
+                "weight), or, where only its inputs cannot be cut, as nodes and edges of several graphs, use "
+                "mode='train', in which a batch stays whole. One that torch.export made for this size is to have a "
+                "dynamic batch dimension"
             ) from error
         totals = [float(t.detach()) for t, _ in halves]
         parts = sum(totals)
         if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
             return
+        if all(float(w) == float(weight) for _, w in halves):
+            raise ValueError(
+                f"half of a batch weighs as much as all of its {batch.size} samples, {float(weight):g}: the outputs "
+                "seem not to have the samples first, and their length is the weight; put samples first in "
+                "forward=lambda model, batch: ..., and turn the outputs round inside the loss"
+            )
         means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
         if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):
             raise ValueError(
