@@ -1017,6 +1017,30 @@ def test_classes_that_are_masked_and_items_that_are_ignored_go_together():
     assert bool(ritz.GGN(risk).dense().isfinite().all())
 
 
+def test_items_of_class_weight_0_that_smoothing_gives_a_loss_count_in_sums_alone_and_this_is_said():
+    weight = torch.tensor([1.0, 0.0, 2.0])
+    smooth, model = nn.CrossEntropyLoss(weight, label_smoothing=0.3), small()
+    risk = ritz.Risk(model, smooth, DATA, batch_size=4)
+    assert risk.loss() == pytest.approx(smooth(model(X), Y).item())  # as torch has it
+    assert (
+        "items of class weight 0 counted, by label smoothing, in sums and not in numbers of single" in risk.convention()
+    )
+    torch.testing.assert_close(risk.gradient(), gradient_of(smooth(model(X), Y), model.parameters()))
+    # single items: those with a weight
+    seen = Y != 1
+    gradients = [
+        gradient_of(smooth(model(x[None]), y[None]), model.parameters()) for x, y in zip(X[seen], Y[seen], strict=True)
+    ]
+    truth = sum(weight[y] * torch.outer(g, g) for g, y in zip(gradients, Y[seen], strict=True)) / weight[Y].sum()
+    torch.testing.assert_close(ritz.EmpiricalFisher(risk).dense(), truth)
+    assert ritz.trace(ritz.EmpiricalFisher(risk), "exact").value == pytest.approx(float(truth.trace()))
+    factor = ritz.KFACOperator(risk, "empirical").factors()["2"][0][0]
+    assert float(factor.trace()) == pytest.approx(float(truth.diagonal()[-3:].sum()))  # of the last bias
+    without = ritz.Risk(model, smooth, (X[seen], Y[seen]))
+    without.check()
+    assert "label smoothing" not in without.convention()
+
+
 # ------------------------------------------------------------------------- state, other outputs, inputs
 
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 _MATH_KERNEL = "attention by the math kernel"
+_WEIGHTLESS = "items of class weight 0 counted, by label smoothing, in sums and not in numbers of single items"
 
 
 def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
@@ -52,7 +53,8 @@ def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
     risk.fold(look.total, mean)
     if mean.weight is None or not float(mean.weight) > 0:
         raise ValueError("the weights of the samples add up to 0: every target is ignored")
-    return risk.world.first((look.notes, float(mean.weight), look.coarsest))
+    notes = dict.fromkeys((*look.notes, *([_WEIGHTLESS] if risk.world.any(look.weightless) else [])))
+    return risk.world.first((tuple(notes), float(mean.weight), look.coarsest))
 
 
 def _refuse_other_weights(risk: "Risk") -> None:
@@ -82,6 +84,7 @@ class _Look:
 
     def __init__(self, risk: "Risk") -> None:
         self.risk, self.notes, self.coarsest = risk, risk.notes, risk.dtype
+        self.weightless = False
 
     def total(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight of a batch, or of a piece of one, after a look at them."""
@@ -111,6 +114,8 @@ class _Look:
         out, loss = self.risk.output(params, batch), self.risk.output_loss
         if hasattr(loss, "check"):
             loss.check(out, batch.data)
+        if hasattr(loss, "weightless"):
+            self.weightless = self.weightless or loss.weightless(out, batch.data)
         return loss.total(out, batch.data), loss.weight(out, batch.data)
 
     def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:

@@ -293,7 +293,7 @@ def item_gradients(loss: Loss, out: Tensor, batch: Batch) -> Tensor:
 
     weight = loss.items(out, batch.data).weight
     pullback = torch.func.vjp(lambda o: loss.items(o, batch.data).loss, out)[1]
-    return pullback(weight.where(weight != 0, 1.0).sqrt())[0]  # type: ignore[no-any-return]
+    return pullback(weight.sqrt())[0]  # type: ignore[no-any-return]
 
 
 def item_by_item(loss: Loss, cotangents: Tensor, out: Tensor, batch: Batch, chunk: int) -> Iterator[Tensor]:

@@ -331,7 +331,7 @@ def item_cotangents(loss: Loss, out: Tensor, batch: Any) -> Tensor:
     if isinstance(loss, CallableLoss):  # whose items are evaluated one by one, with weight 1
         return _gradient(lambda o: loss.total(o, batch), out, out.new_ones(()))
     weight = loss.items(out, batch).weight
-    return _gradient(lambda o: loss.items(o, batch).loss, out, weight.where(weight != 0, 1.0).sqrt())
+    return _gradient(lambda o: loss.items(o, batch).loss, out, weight.sqrt())
 
 
 def _gradient(fn: Callable[[Tensor], Tensor], out: Tensor, cotangent: Tensor) -> Tensor:
