@@ -78,7 +78,7 @@ ALLOWED = {
     "modes weights risk linearity operators krylov estimators rmt weight_norms",
     "transforms": "measures",
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
-    "landscape": f"{RESULTS} tables comm reducers space plan losses batches risk operators krylov estimators",
+    "landscape": f"{RESULTS} tables comm reducers space plan losses batches weights risk operators krylov estimators",
     "optim": f"{RESULTS} loggers comm reducers space switches sameness replay convolutions plan losses captures "
     "batches sharded modes risk operators krylov estimators rmt",
     "models": "errors batches",
