@@ -407,6 +407,26 @@ def test_a_state_dict_that_names_shared_weights_twice_is_understood():
     assert float(found.losses[2]) == pytest.approx(risk.at(vector).loss())
 
 
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda state: {f"module.{name}": x for name, x in state.items()},  # of a data-parallel model
+        lambda state: {f"_orig_mod.{name}": x for name, x in state.items()},  # of a compiled one
+        lambda state: {name: x for name, x in state.items() if name != "embedding.weight"},  # tied ones saved once
+    ],
+)
+def test_another_solution_goes_by_whatever_names_its_weights_have(rename):
+    risk, other = make("language").risk(), make("language", seed=1).model.state_dict()
+    wanted, named = interpolate(risk, other, num=3), rename(other)
+    assert torch.equal(interpolate(risk, named, num=3).losses, wanted.losses)
+    assert torch.equal(
+        plane_through(risk, named, other | {"norm.bias": other["norm.bias"] + 1}, num=3).losses[0, 0],
+        plane_through(risk, other, other | {"norm.bias": other["norm.bias"] + 1}, num=3).losses[0, 0],
+    )
+    distances = [ritz.measure(risk, init=init, measures=["distance"])["distance"].value for init in (named, other)]
+    assert distances[0] == distances[1] > 0
+
+
 # ----------------------------------------------------------------------------------------------------- planes
 
 

@@ -1,5 +1,7 @@
 """Layer rules against gradients taken one sample and one cotangent at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -168,3 +170,17 @@ def test_subclasses_and_replaced_forwards_have_no_rule():
     assert rule_of(nn.Bilinear(1, 1, 1)) is None
     with pytest.raises(UnsupportedError, match="PReLU has no layer rule"):
         sample_gradients(captured(nn.PReLU(), data(5, 3)), 5)
+
+
+@pytest.mark.parametrize("numbers", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [lambda: nn.Linear(3, 4), lambda: nn.Conv1d(3, 4, 2), lambda: nn.BatchNorm1d(3)])
+def test_gradients_in_fewer_digits_than_inputs_are_squared_in_those_of_the_inputs(build, numbers):
+    """As under autocast, where a layer takes float32 and gives 16-bit numbers."""
+    module = randomised(build())
+    wide = captured(module, data(5, 3, 4) if not isinstance(module, nn.Linear) else data(5, 3))
+    wide = replace(wide, grad=wide.grad.to(numbers).double())
+    narrow = replace(wide, input=wide.input.float(), grad=wide.grad.to(numbers))
+    for name, found in sample_gradients(narrow, 5).items():
+        truth = sample_gradients(wide, 5)[name]
+        torch.testing.assert_close(found.norms().double(), truth.norms(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.entries().double(), truth.entries(), rtol=1e-5, atol=1e-6)

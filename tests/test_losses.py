@@ -1,6 +1,7 @@
 """A loss as ritz knows it is torch's loss, and its matrices are those of double autograd in the outputs."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -309,3 +310,48 @@ def test_the_target_is_the_last_of_a_tuple_or_named_like_a_label():
         default_target({"x": 0})
     with pytest.raises(ValueError, match=r"expected batches \(inputs, targets\).*got Tensor"):
         default_target(y)
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords", "name"),
+    [
+        (F.cross_entropy, {"weight": WEIGHTS, "ignore_index": 2, "label_smoothing": 0.1}, "cross-entropy"),
+        (F.binary_cross_entropy_with_logits, {"pos_weight": WEIGHTS[:3]}, "bce"),
+        (F.mse_loss, {}, "mse"),
+    ],
+)
+def test_keywords_that_are_set_before_are_known(function, keywords, name):
+    _, out, y, _ = CASES[name]
+    loss = as_loss(partial(function, **keywords))
+    assert not isinstance(loss, CallableLoss)
+    torch.testing.assert_close(loss.total(out, (None, y)) / loss.weight(out, (None, y)), function(out, y, **keywords))
+
+
+def test_a_sum_that_is_set_before_is_refused_and_a_strange_keyword_is_left_to_the_function():
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        as_loss(partial(F.cross_entropy, reduction="sum"))
+    assert isinstance(as_loss(partial(F.mse_loss, target=torch.zeros(1))), CallableLoss)
+
+
+def test_a_target_may_be_a_dictionary():
+    """Several heads: the rows of all its tensors go to the items."""
+
+    def heads(out, y):
+        return F.cross_entropy(out[:, :3], y["kind"]) + F.smooth_l1_loss(out[:, 3:], y["box"])
+
+    batch = {"x": normal(4, 2), "kind": labels(4, classes=3), "box": normal(4, 2, seed=2), "names": list("abcd")}
+    loss, out = as_loss(heads, lambda batch: batch), normal(4, 5)
+    items = loss.items(out, batch)
+    assert items.loss.shape == (4,)
+    torch.testing.assert_close((items.loss * items.weight).sum(), loss.total(out, batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_roots_of_any_callable_exist_in_few_digits(dtype):
+    out, batch = normal(6, 5).to(dtype), (None, labels(6, classes=5))
+    loss = as_loss(lambda out, y: F.nll_loss(out.log_softmax(-1), y))
+    roots = torch.cat(list(loss.roots(out, batch, 2)))
+    assert roots.dtype == dtype
+    truth = as_loss(nn.CrossEntropyLoss()).middle("ggn", out.double(), batch, torch.ones(6, 5).double().cumsum(1))
+    found = torch.einsum("cnd,cne,ne->nd", roots.double(), roots.double(), torch.ones(6, 5).double().cumsum(1))
+    torch.testing.assert_close(found, truth, rtol=0, atol=40 * torch.finfo(dtype).eps)

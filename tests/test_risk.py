@@ -558,6 +558,48 @@ def test_a_model_of_batches_that_cannot_be_cut_is_named():
         risk.loss()
 
 
+class Speech(nn.Module):
+    """Outputs (steps, samples, classes), as CTC has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, x):
+        return self.layer(x).log_softmax(-1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_steps_before_samples_in_the_outputs_of_a_callable_loss_are_named(mode):
+    """A batch would weigh as much as it has steps, whatever its size."""
+    X, y = torch.randn(7, 5, 2), torch.randint(1, 4, (7, 2))
+    lengths = torch.full((7,), 5), torch.tensor([1, 2, 1, 2, 2, 1, 2])
+
+    def ctc(out, batch):
+        return F.ctc_loss(out, *batch[1:])
+
+    data, keywords = (X, y, *lengths), {"target": lambda batch: batch, "mode": mode, "batch_size": 3}
+    steps_first = ritz.Risk(network(Speech), ctc, data, forward=lambda model, batch: model(batch[0]), **keywords)
+    with pytest.raises(
+        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples: they seem to come second.*put samples first"
+    ):
+        steps_first.loss()
+    samples_first = ritz.Risk(
+        steps_first.model, lambda out, batch: F.ctc_loss(out.transpose(0, 1), *batch[1:]), data,
+        forward=lambda model, batch: model(batch[0]).transpose(0, 1), **keywords,
+    )  # fmt: skip
+    each = F.ctc_loss(steps_first.model(X), y, *lengths, reduction="none") / lengths[1]
+    assert samples_first.loss() == pytest.approx(each.mean().item())
+
+
+def test_as_many_steps_as_samples_are_found_by_the_halves_of_a_batch():
+    risk = ritz.Risk(
+        network(Speech), lambda out, y: (out.mean(0) - y).square().mean(), (torch.randn(4, 4, 2), torch.randn(4, 4))
+    )
+    with pytest.raises(ValueError, match=r"half of a batch weighs as much as all of its 4 samples, 4: .*samples first"):
+        risk.loss()
+
+
 def test_a_loss_that_is_a_sum_is_named():
     risk = ritz.Risk(small(), lambda out, y: F.cross_entropy(out, y, reduction="sum"), DATA)
     with pytest.raises(ValueError, match="looks like a sum over the batch; return the mean"):
@@ -973,6 +1015,30 @@ def test_classes_that_are_masked_and_items_that_are_ignored_go_together():
     assert risk.loss() == pytest.approx(loss.item())
     torch.testing.assert_close(risk.gradient(), gradient_of(loss, model.parameters()))
     assert bool(ritz.GGN(risk).dense().isfinite().all())
+
+
+def test_items_of_class_weight_0_that_smoothing_gives_a_loss_count_in_sums_alone_and_this_is_said():
+    weight = torch.tensor([1.0, 0.0, 2.0])
+    smooth, model = nn.CrossEntropyLoss(weight, label_smoothing=0.3), small()
+    risk = ritz.Risk(model, smooth, DATA, batch_size=4)
+    assert risk.loss() == pytest.approx(smooth(model(X), Y).item())  # as torch has it
+    assert (
+        "items of class weight 0 counted, by label smoothing, in sums and not in numbers of single" in risk.convention()
+    )
+    torch.testing.assert_close(risk.gradient(), gradient_of(smooth(model(X), Y), model.parameters()))
+    # single items: those with a weight
+    seen = Y != 1
+    gradients = [
+        gradient_of(smooth(model(x[None]), y[None]), model.parameters()) for x, y in zip(X[seen], Y[seen], strict=True)
+    ]
+    truth = sum(weight[y] * torch.outer(g, g) for g, y in zip(gradients, Y[seen], strict=True)) / weight[Y].sum()
+    torch.testing.assert_close(ritz.EmpiricalFisher(risk).dense(), truth)
+    assert ritz.trace(ritz.EmpiricalFisher(risk), "exact").value == pytest.approx(float(truth.trace()))
+    factor = ritz.KFACOperator(risk, "empirical").factors()["2"][0][0]
+    assert float(factor.trace()) == pytest.approx(float(truth.diagonal()[-3:].sum()))  # of the last bias
+    without = ritz.Risk(model, smooth, (X[seen], Y[seen]))
+    without.check()
+    assert "label smoothing" not in without.convention()
 
 
 # ------------------------------------------------------------------------- state, other outputs, inputs

@@ -1,5 +1,8 @@
 """One table as text, Markdown and HTML."""
 
+import subprocess
+import sys
+
 from ritz.tables import Table
 
 TABLE = Table(
@@ -34,3 +37,11 @@ def test_html_escapes_what_would_be_a_tag():
     assert "&lt;b&gt; is text &amp; so is" in page
     assert '<td class="number">3</td>' in page
     assert page == TABLE._repr_html_()
+
+
+def test_a_table_leaves_the_generator_of_python_alone_also_the_first_time():
+    code = (
+        "import random; from ritz.tables import Table; before = random.getstate(); "
+        "str(Table(('a',), [('1',)])); assert random.getstate() == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,7 +1,7 @@
 """One forward pass, recorded layer by layer: what went into each layer, and the gradients of what came out."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,10 +12,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from .errors import UnsupportedError
+from .space import random_uniform
 
 
 def _first(size: int) -> int:
     return 0
+
+
+def _second(size: int) -> int:
+    return 1
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Capture:
     params: Mapping[str, str]  # the module's own chosen parameters: attribute -> parameter name
     buffers: Mapping[str, Tensor]  # as they were in the call
     samples: Callable[[int], int] = _first  # given their number, which dimension of the input they are in
+    apart: bool = True  # whether its rows are those of the samples, in their order, as far as was looked
 
     def samples_first(self, size: int) -> "Capture":
         """With the samples in the first dimension: torch's transformers and recurrent networks have time there."""
@@ -53,6 +59,52 @@ def owners(model: nn.Module, names: tuple[str, ...]) -> dict[str, dict[str, str]
         for name, module in model.named_modules()
     }
     return {name: own for name, own in held.items() if own}
+
+
+# ----------------------------------------------------------------------------------- which rows are whose
+
+
+_BY_ROWS = nn.Linear | nn.LayerNorm | nn.Embedding  # samples may be in any dimension but the last of what they give
+
+
+def half(out: Tensor, asked: Tensor) -> Tensor:
+    """One cotangent on the samples that are `asked` (size,) alone, without zeros in it: (1, *out.shape)."""
+    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
+    return (noise * asked.reshape(-1, *[1] * (out.ndim - 1)))[None]
+
+
+def sample_dim(capture: Capture, asked: Tensor) -> int | None:
+    """Which dimension of a layer's output has the samples, or a whole number of rows of each; None if neither of two.
+
+    Args:
+        capture: With the gradient for `half`: that of a sample that was not asked for must be zero in its own rows.
+        asked: Which samples were, (size,) bool.
+
+    Example:
+        >>> x, grad = torch.ones(3, 2, 1), torch.tensor([0.0, 1.0]).expand(1, 3, 2)[..., None]
+        >>> sample_dim(Capture("", torch.nn.Linear(1, 1), x, grad, {}, {}), torch.tensor([False, True]))  # time first
+        1
+    """
+    grad, size = capture.grad[0], len(asked)
+    if grad.ndim and len(grad) % size == 0 and not bool(grad.reshape(size, -1)[~asked].any()):
+        return 0
+    return (
+        1
+        if isinstance(capture.module, _BY_ROWS)
+        and grad.ndim > 2
+        and grad.shape[1] == size
+        and not bool(grad[:, ~asked].any())
+        else None
+    )
+
+
+def sorted_out(captures: Sequence[Capture], dims: Sequence[int | None]) -> list[Capture]:
+    """The same calls, told in which dimension the samples are, and marked where rows are those of no sample."""
+    places = {0: _first, 1: _second}
+    return [
+        replace(capture, samples=places[dim or 0], apart=dim is not None)
+        for capture, dim in zip(captures, dims, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------ one recorded forward pass

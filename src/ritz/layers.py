@@ -12,7 +12,7 @@ the squares of its entries, summed over samples: at one position they are sum_i 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -125,8 +125,18 @@ def sample_gradients(capture: Capture, size: int) -> Gradients:
     rows = capture.grad.shape[1] if capture.grad.ndim > 1 else 0
     if capture.input.ndim == 0 or len(capture.input) != rows or rows % size or not rows:
         raise UnsupportedError(f"the input {tuple(capture.input.shape)} of {capture.name} does not hold {size} samples")
-    found = rule.gradients(capture, size)
+    found = rule.gradients(_in_one_precision(capture), size)
     return {capture.params[own]: found[own] for own in capture.params}
+
+
+def _in_one_precision(capture: Capture) -> Capture:
+    """Under autocast a layer takes float32 and gives bfloat16; of 16-bit numbers squares would lose their digits."""
+    x, dtype = capture.input, torch.promote_types(capture.grad.dtype, torch.float32)
+    if x.is_floating_point():
+        dtype = torch.promote_types(dtype, x.dtype)
+        x = x.to(dtype)
+    buffers = {name: own.to(dtype) if own.is_floating_point() else own for name, own in capture.buffers.items()}
+    return replace(capture, input=x, grad=capture.grad.to(dtype), buffers=buffers)
 
 
 def _by_sample(x: Tensor, size: int, dim: int = 0) -> Tensor:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 _MATH_KERNEL = "attention by the math kernel"
+_WEIGHTLESS = "items of class weight 0 counted, by label smoothing, in sums and not in numbers of single items"
 
 
 def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
@@ -52,7 +53,8 @@ def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
     risk.fold(look.total, mean)
     if mean.weight is None or not float(mean.weight) > 0:
         raise ValueError("the weights of the samples add up to 0: every target is ignored")
-    return risk.world.first((look.notes, float(mean.weight), look.coarsest))
+    notes = dict.fromkeys((*look.notes, *([_WEIGHTLESS] if risk.world.any(look.weightless) else [])))
+    return risk.world.first((tuple(notes), float(mean.weight), look.coarsest))
 
 
 def _refuse_other_weights(risk: "Risk") -> None:
@@ -82,6 +84,7 @@ class _Look:
 
     def __init__(self, risk: "Risk") -> None:
         self.risk, self.notes, self.coarsest = risk, risk.notes, risk.dtype
+        self.weightless = False
 
     def total(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight of a batch, or of a piece of one, after a look at them."""
@@ -111,6 +114,8 @@ class _Look:
         out, loss = self.risk.output(params, batch), self.risk.output_loss
         if hasattr(loss, "check"):
             loss.check(out, batch.data)
+        if hasattr(loss, "weightless"):
+            self.weightless = self.weightless or loss.weightless(out, batch.data)
         return loss.total(out, batch.data), loss.weight(out, batch.data)
 
     def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
@@ -162,13 +167,21 @@ class _Look:
                 raise
             raise ValueError(
                 f"the model takes a batch of {batch.size} samples, and not half of it ({str(error)[:160]}). One that "
-                "couples the samples of a batch, by edges say, has no mean over samples; give it as batch_loss= (sum, "
-                "weight). One that torch.export made for this size is to have a dynamic batch dimension"
+                "couples the samples of a batch, by edges say, has no mean over samples: give it as batch_loss= (sum, "
+                "weight), or, where only its inputs cannot be cut, as nodes and edges of several graphs, use "
+                "mode='train', in which a batch stays whole. One that torch.export made for this size is to have a "
+                "dynamic batch dimension"
             ) from error
         totals = [float(t.detach()) for t, _ in halves]
         parts = sum(totals)
         if abs(parts - float(total)) <= self._slack(1e3, weight, float(total), *totals):
             return
+        if all(float(w) == float(weight) for _, w in halves):
+            raise ValueError(
+                f"half of a batch weighs as much as all of its {batch.size} samples, {float(weight):g}: the outputs "
+                "seem not to have the samples first, and their length is the weight; put samples first in "
+                "forward=lambda model, batch: ..., and turn the outputs round inside the loss"
+            )
         means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
         if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):
             raise ValueError(

@@ -1,6 +1,7 @@
 """Tables of text: for a terminal, for a notebook, for a page."""
 
 import html
+import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,8 +55,10 @@ class Table:
 
     def text(self, width: int | None = None) -> str:
         """As plain text, `width` columns wide; that of the terminal if not said, and 120 where there is none."""
-        from rich.console import Console
+        drawn = random.getstate()
+        from rich.console import Console  # draws from Python's generator when it is loaded
 
+        random.setstate(drawn)
         width = width or shutil.get_terminal_size((120, 40)).columns
         console = Console(
             width=width, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False

@@ -44,6 +44,30 @@ def first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(tensor, name) for name, tensor in every}
 
 
+def by_first_names(named: Mapping[str, Tensor], model: nn.Module) -> Params:
+    """Named tensors by the names that a risk has for them: without those of wrappers, and each tied one once.
+
+    What the model has no tensor for stays as it is.
+
+    Raises:
+        ValueError: If two names of one tensor have different values.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> by_first_names({"module.1.weight": torch.ones(1, 1)}, nn.Sequential(layer, layer))
+        {'0.weight': tensor([[1.]])}
+    """
+    first, given, source = first_names(model), dict[str, Tensor](), dict[str, str]()
+    for name, value in inner_names(named, first).items():
+        own = first.get(name, name)
+        if own in given and not torch.equal(given[own], value):
+            raise ValueError(
+                f"{source[own]} and {name} are one tensor of the model, and differ here; give one of the two"
+            )
+        given[own], source[own] = value, name
+    return given
+
+
 _WRAPPING = frozenset({"module", "_orig_mod", "_forward_module"})  # of data-parallel models, torch.compile and Fabric
 
 
@@ -124,18 +148,14 @@ class Weights:
 
     def at(self, params: Mapping[str, Tensor]) -> "Weights":
         """The same with copies of some tensors in the place of the model's; a tied one goes by any of its names."""
-        known, first = self.live(), first_names(self.model)
-        given: Params = {}
-        for name, value in inner_names(params, first).items():
-            own = first.get(name)
-            if own is None:
+        known, given = self.live(), by_first_names(params, self.model)
+        for name, value in given.items():
+            if name not in known:
                 raise ValueError(f"the model has no parameter or buffer named {name!r}")
-            if value.shape != known[own].shape:
-                raise ValueError(f"{name} has shape {tuple(known[own].shape)}, got {tuple(value.shape)}")
-            if own in given and not torch.equal(given[own], value):
-                raise ValueError(f"{own} and {name} are one tensor of the model, and differ here; give one of the two")
-            given[own] = value.detach().clone()
-        return Weights(self.model, self.sharded, {**self.override, **given})
+            if value.shape != known[name].shape:
+                raise ValueError(f"{name} has shape {tuple(known[name].shape)}, got {tuple(value.shape)}")
+        copies = {name: value.detach().clone() for name, value in given.items()}
+        return Weights(self.model, self.sharded, {**self.override, **copies})
 
     def again(self) -> "Weights":
         """The same with nothing kept yet."""

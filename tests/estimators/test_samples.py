@@ -117,16 +117,20 @@ def test_one_class_has_no_curvature():
     assert sample_traces(risk).value.tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 1.0])])
+@pytest.mark.parametrize(
+    ("weight", "smoothing"),
+    [(None, 0.0), (torch.tensor([0.5, 2.0, 1.0]), 0.0), (torch.tensor([0.5, 0.0, 4.0]), 0.5)],
+)
 @pytest.mark.parametrize("method", ["exact", "probes"])
-def test_a_sample_of_tokens_is_the_mean_over_those_that_are_not_masked(method, weight):
+def test_a_sample_of_tokens_is_the_mean_over_those_that_are_not_masked(method, weight, smoothing):
+    """As torch has it: smoothing gives a token of weight 0 a loss, which is part of the sum."""
     model, X, y = randomised(Tokens()), torch.randint(0, 5, (4, 5), generator=seeded(3)), labels(4, 5)
     y[0, 2:], y[1, 0] = -100, -100
-    loss = CrossEntropy(weight, class_dim=-1)
+    loss = CrossEntropy(weight, label_smoothing=smoothing, class_dim=-1)
     found = sample_traces(Risk(model, loss, (X, y), batch_size=3), method=method, num_probes=400)
 
     def mean(out, target):
-        return F.cross_entropy(out.flatten(0, 1), target.flatten(), weight)
+        return F.cross_entropy(out.flatten(0, 1), target.flatten(), weight, label_smoothing=smoothing)
 
     wanted = true_traces(model, mean, X, y)
     if method == "exact":

@@ -6,7 +6,7 @@ from matrices import DIM, FLAT, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
 from torch import nn
 
 import ritz
-from ritz.errors import NonFiniteError, UnsupportedError
+from ritz.errors import NonFiniteError, NumericalWarning, UnsupportedError
 from ritz.estimators import exact
 from ritz.estimators.trace import _LeftOut
 from ritz.linearity import multi_affine
@@ -316,3 +316,56 @@ def test_half_precision_finds_the_range_of_the_large_eigenvalues_too(estimate, d
     found = estimate(DenseOperator(truth.to(dtype)))
     exact = float(truth.norm() if found.name == "Frobenius norm" else truth.trace())
     assert found.value == pytest.approx(exact, abs=4 * float(found.stderr) + 10 * torch.finfo(dtype).eps * exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["auto", *SAMPLED])
+def test_weights_of_16_bits_have_a_trace(method, dtype):
+    risk = risk_of(nn.Tanh())
+    truth, model = float(ritz.Hessian(risk.to(dtype=torch.float64)).dense().trace()), risk.model.to(dtype)
+    data = [(X.to(dtype), y) for X, y in (batch.data for batch in risk.batches)]
+    with pytest.warns(NumericalWarning, match="products in .*float16 are off by"):
+        found = ritz.trace(ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), data)), method)
+    low, high = found.interval(0.999)
+    assert low < truth < high
+
+
+def test_a_network_under_autocast_has_exact_traces():
+    class Autocast(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x).float()
+
+    plain = risk_of(nn.ReLU())
+    truth = float(ritz.trace(ritz.GGN(plain), "exact").value)
+    data = [(X.float(), y) for X, y in (batch.data for batch in plain.batches)]
+    risk = ritz.Risk(Autocast(*plain.model).float(), nn.CrossEntropyLoss(), data)
+    assert float(ritz.trace(ritz.GGN(risk), "exact").value) == pytest.approx(truth, rel=2e-2)
+    assert float(ritz.diagonal(ritz.GGN(risk), method="exact").value.sum()) == pytest.approx(truth, rel=2e-2)
+
+
+def test_a_loss_without_a_second_derivative_has_a_trace_by_differences():
+    """Of a network of which else it would be exact."""
+    plain = risk_of(nn.ReLU())
+    risk = ritz.Risk(plain.model, nn.MultiMarginLoss(p=2), [batch.data for batch in plain.batches], dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="multi_margin_loss"):
+        found = ritz.trace(ritz.Hessian(risk))
+    truth = float(ritz.Hessian(risk, route="difference").dense().trace())
+    low, high = found.interval(0.999)
+    assert low < truth < high
+    with pytest.raises(UnsupportedError, match=r"no second derivative in the outputs \(.*multi_margin.*\).*use probes"):
+        ritz.trace(ritz.GGN(risk), "exact")
+
+
+def test_what_is_wrong_with_a_risk_is_named_before_an_exact_trace_looks_at_it():
+    """Edges between nodes: two samples of a batch are no batch."""
+    X, edges, y = torch.randn(5, 3), torch.tensor([[0, 1], [3, 4]]), torch.arange(5) % 2
+    risk = ritz.Risk(
+        nn.Linear(3, 2),
+        nn.CrossEntropyLoss(),
+        [(X, edges, y)],
+        forward=lambda model, b: model(b[0] + b[0][b[1][1]].sum(0)),
+    )
+    for ask in (lambda: ritz.trace(ritz.Hessian(risk)), lambda: ritz.diagonal(ritz.GGN(risk))):
+        with pytest.raises(ValueError, match=r"not half of it.*nodes and edges of several graphs, use mode='train'"):
+            ask()

@@ -479,7 +479,7 @@ def test_batches_that_do_not_call_every_expert_give_the_factors_of_the_whole(ekf
 def test_ekfac_of_rows_that_belong_to_no_sample_is_refused():
     X = torch.tensor([[-1.0, 2.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]])
     risk = ritz.Risk(Experts(), nn.CrossEntropyLoss(), (X, torch.arange(3)))
-    with pytest.raises(UnsupportedError, match="does not hold 3 samples"):
+    with pytest.raises(UnsupportedError, match=r"the rows of experts\.0 are not those of the 3 samples"):
         ritz.KFACOperator(risk, ekfac=True).dense()
 
 
@@ -529,3 +529,65 @@ def test_a_place_that_the_loss_passes_over_counts_where_others_see_it():
     rows = torch.cat([X[0, :2], torch.ones(2, 1, dtype=torch.float64)], dim=1)
     torch.testing.assert_close(factors["first"][1][0], rows.T @ rows / 2)
     assert float(factors["last"][1][0, -1, -1]) == 1.0  # the place of the loss alone
+
+
+# ------------------------------------------------------------------------------ which rows belong to a sample
+
+
+class Steps(nn.Module):
+    """A layer, a normalisation and a layer at every step of a sequence, given with samples or with steps first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor, steps: int) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x)))).mean(steps)
+
+
+@pytest.mark.parametrize("kind", [{"ekfac": True}, {"sharing": "reduce"}, {"params": "norm.*"}])
+@pytest.mark.parametrize(("samples", "steps"), [(5, 3), (4, 4), (2, 4)])
+def test_steps_may_come_before_samples_inside_the_network(kind, samples, steps):
+    X, y, kind = draw(samples, steps, 2).double(), torch.arange(samples) % CLASSES, dict(kind)
+    params = kind.pop("params", "*")
+    first, second = (
+        ritz.KFACOperator(
+            ritz.Risk(seeded(Steps).double(), LOSSES["ce"], (X, y), forward=forward, params=params), **kind
+        )
+        for forward in (
+            lambda model, batch: model(batch[0], 1),
+            lambda model, batch: model(batch[0].transpose(0, 1), 0),
+        )
+    )
+    torch.testing.assert_close(second.dense(), first.dense())
+
+
+def test_the_diagonal_of_a_normalisation_of_steps_before_samples_is_that_of_the_ggn():
+    risk = ritz.Risk(
+        seeded(Steps).double(), LOSSES["ce"], (draw(4, 4, 2).double(), torch.arange(4) % CLASSES), params="norm.*",
+        forward=lambda model, batch: model(batch[0].transpose(0, 1), 0),
+    )  # fmt: skip
+    torch.testing.assert_close(ritz.KFACOperator(risk).dense().diagonal(), ritz.GGN(risk).dense().diagonal())
+
+
+def nodes(num: int, **keywords) -> ritz.Risk:
+    """Labels of the nodes of one graph, which is part of the function and is not cut."""
+    X, edges = draw(num, 5), 1.0 * (draw(num, num, seed=1) > 0)
+    data = [(X, edges, torch.arange(num) % CLASSES)]
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
+    return ritz.Risk(model, LOSSES["ce"], data, mode="train", forward=lambda m, b: b[1] @ m(b[0]), **keywords)
+
+
+def test_rows_that_mix_samples_are_refused_by_what_needs_those_of_each():
+    for kind in ({"ekfac": True}, {"sharing": "reduce"}):
+        with pytest.raises(UnsupportedError, match=r"rows of 0 are not those of the 6 samples.*KFAC with 'expand'"):
+            ritz.KFACOperator(nodes(6), **kind).dense()
+
+
+def test_a_graph_of_many_nodes_is_not_cut_to_see_whether_the_model_is_the_same():
+    risk = nodes(12)
+    factors = ritz.KFACOperator(risk).factors()
+    X, _, _ = next(iter(risk.batches)).data
+    rows = torch.cat([X, torch.ones(12, 1).to(X)], dim=1)
+    torch.testing.assert_close(factors["0"][1][0], rows.T @ rows / 12)
+    assert bool(ritz.KFACOperator(risk).dense().isfinite().all())

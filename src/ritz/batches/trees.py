@@ -110,4 +110,13 @@ def num_samples(batch: Any) -> int:
     for x in tensors_of(batch):
         if x.ndim:
             return len(x)
-    raise ValueError(f"cannot tell how many samples are in a batch without tensors: {type(batch).__name__}")
+    raise ValueError(
+        f"a batch has no tensor in it that ritz sees: it is a {type(batch).__name__}{_inside(batch)}. Wanted are "
+        "tensors in tuples, lists, dictionaries, named tuples or dataclasses; of arrays make tensors (torch.as_tensor, "
+        "in collate_fn say), and of other objects dictionaries"
+    )
+
+
+def _inside(batch: Any) -> str:
+    kinds = dict.fromkeys(type(own).__name__ for own in batch) if isinstance(batch, tuple | list) else {}
+    return f" of {', '.join(kinds)}" if kinds else ""

@@ -249,6 +249,7 @@ def _refuse_inexact(operator: Hessian | GGN | EmpiricalFisher | Fisher) -> None:
     """Refuse a matrix whose diagonal is not a sum over samples of squares."""
     risk = operator.risk
     refuse_coupled(risk)
+    risk.check()  # else what is wrong with it is met by the looks below, which do not name it
     if isinstance(operator, Hessian) and not (linearity := multi_affine(risk)).holds:
         raise UnsupportedError(f"the Hessian of this network has no exact trace: {linearity.reason}; use probes")
     if isinstance(operator, Hessian | GGN):

@@ -53,8 +53,9 @@ class SampleProducts:
         out = self.risk.output(params, batch)
         refuse_rows(out, batch)
         items = self.risk.output_loss.items(out, batch.data)
-        total, weight = ((x.reshape(batch.size, -1).sum(1)) for x in (items.loss * items.weight, items.weight))
-        return total / weight.where(weight != 0, 1.0)
+        added = items.loss * items.weight.where(items.weight != 0, 1.0)  # to the sum, also by an item without weight
+        total, weight = (x.reshape(batch.size, -1).sum(1) for x in (added, items.weight))
+        return total / weight.where(weight != 0, torch.inf)
 
     def _forward(self, params: Params, batch: Batch, rows: Tensor) -> Tensor:
         def along(p: Params, v: Params) -> Tensor:

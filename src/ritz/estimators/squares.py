@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batches import Batch, tensors_of
-from ..captures import Capture
+from ..captures import Capture, half, sample_dim
 from ..errors import UnsupportedError
 from ..layers import SampleGradients, sample_gradients, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
@@ -100,7 +100,7 @@ class SquaredGradients(ABC):
 
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
-            return itertools.chain([] if asked is None else [_half(out, asked)], cotangents(out))
+            return itertools.chain([] if asked is None else [half(out, asked)], cotangents(out))
 
         out, recorded = self.risk.captured(params, batch, stacks)
         if asked is not None:
@@ -244,12 +244,6 @@ def _gradients(out: Tensor, leaves: Params, cotangent: Tensor) -> tuple[Tensor, 
     )
 
 
-def _half(out: Tensor, asked: Tensor) -> Tensor:
-    """One random cotangent on half of the samples, (1, *out.shape)."""
-    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
-    return (noise * asked.reshape(-1, *[1] * (out.ndim - 1)))[None]
-
-
 def _refuse_repeated(captures: list[Capture]) -> None:
     """Refuse a layer that is called twice: the gradients of its calls add up before they are squared."""
     for name, calls in Counter(capture.name for capture in captures).items():
@@ -260,11 +254,7 @@ def _refuse_repeated(captures: list[Capture]) -> None:
 def _refuse_mixed(captures: list[Capture], asked: Tensor) -> None:
     """Refuse layers whose rows are not the samples in their order."""
     for capture in captures:
-        rows = capture.grad[0]
-        if rows.ndim == 0 or len(rows) % len(asked):
-            raise UnsupportedError(f"{capture.name} does not keep the samples apart")
-        # the gradient of a sample that was not asked for must be zero in its own rows
-        if bool(rows.reshape(len(asked), -1)[~asked].any()):
+        if sample_dim(capture, asked) != 0:
             raise UnsupportedError(f"{capture.name} does not keep the samples in order")
 
 
@@ -303,7 +293,7 @@ def item_gradients(loss: Loss, out: Tensor, batch: Batch) -> Tensor:
 
     weight = loss.items(out, batch.data).weight
     pullback = torch.func.vjp(lambda o: loss.items(o, batch.data).loss, out)[1]
-    return pullback(weight.where(weight != 0, 1.0).sqrt())[0]  # type: ignore[no-any-return]
+    return pullback(weight.sqrt())[0]  # type: ignore[no-any-return]
 
 
 def item_by_item(loss: Loss, cotangents: Tensor, out: Tensor, batch: Batch, chunk: int) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Progress, Risk
 from ..space import ParamSpace, row_dots, row_norms
+from ..weights import by_first_names
 from .pictures import Interpolation, Line, Plane
 
 Weights = Mapping[str, Tensor] | Tensor  # a state dict or named tensors, or a flat vector (dim,)
@@ -240,13 +241,14 @@ def _moved(risk: Risk, weights: Weights) -> Risk:
         return risk.at(weights)
     if not isinstance(weights, Mapping):
         raise TypeError(f"expected a state dict or a flat vector, got {type(weights).__name__}")
+    weights = by_first_names(weights, risk.model)
     missing = [name for name in risk.names if name not in weights]
     if missing:
         raise ValueError(f"the other solution has no {missing[0]!r}; it has: {', '.join(list(weights)[:20])}")
-    # a state dict names shared weights once for each module that holds them
+    # a state dict may hold what is no tensor of the model
     known = {name for name, _ in (*risk.model.named_parameters(), *risk.model.named_buffers())}
-    again = set(risk.model.state_dict()) - known
-    return risk.at({name: value for name, value in weights.items() if name not in again})
+    besides = set(risk.model.state_dict()) - known
+    return risk.at({name: value for name, value in weights.items() if name not in besides})
 
 
 def _evaluate(

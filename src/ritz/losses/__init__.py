@@ -11,6 +11,8 @@ For cross-entropy M = diag(p) - p p', for the squared error 2/D I, for binary cr
 """
 
 import dataclasses
+import inspect
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -47,6 +49,7 @@ def as_loss(loss: Any, target: Target | None = None) -> Loss:
     if isinstance(loss, Loss):
         return loss if target is None else _aimed(loss, target)
     aim = target or default_target
+    loss = _module_of(loss)
     reduction = getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "batchmean"):
         raise ValueError(
@@ -57,18 +60,29 @@ def as_loss(loss: Any, target: Target | None = None) -> Loss:
         return CrossEntropy(loss.weight, loss.ignore_index, loss.label_smoothing, target=aim)
     if type(loss) is nn.BCEWithLogitsLoss:
         return BinaryCrossEntropy(loss.weight, loss.pos_weight, target=aim)
-    if type(loss) is nn.MSELoss or loss is F.mse_loss:
+    if type(loss) is nn.MSELoss:
         return SquaredError(target=aim)
-    if loss is F.cross_entropy:
-        return CrossEntropy(target=aim)
-    if loss is F.binary_cross_entropy_with_logits:
-        return BinaryCrossEntropy(target=aim)
     if getattr(loss, "weight", None) is not None:
         raise ValueError(f"{type(loss).__name__} with class weights is not known; write its sum as batch_loss=")
     if not callable(loss):
         got = repr(loss) if isinstance(loss, str) else type(loss).__name__
         raise TypeError(f"loss must be a torch loss, a callable(output, target) or a ritz.Loss, got {got}")
     return CallableLoss(loss, target=aim)
+
+
+_MODULES: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.mse_loss: nn.MSELoss,
+}
+
+
+def _module_of(loss: Any) -> Any:
+    """The module of a function of torch, its keywords set by `functools.partial` or not; any other loss as it is."""
+    called, keywords = (loss.func, loss.keywords) if isinstance(loss, partial) and not loss.args else (loss, {})
+    module = next((module for function, module in _MODULES.items() if called is function), None)
+    known = module is not None and keywords.keys() <= inspect.signature(module).parameters.keys()
+    return module(**keywords) if module is not None and known else loss
 
 
 def _aimed(loss: Loss, target: Target) -> Loss:

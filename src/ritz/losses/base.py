@@ -18,7 +18,7 @@ TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 class Items:
     """What is known item by item (n of them, in data order)."""
 
-    loss: Tensor  # (n,) the item's own loss
+    loss: Tensor  # (n,) the item's own loss; what it adds to the sum where its weight is 0
     weight: Tensor  # (n,) its share in the mean
     margin: Tensor | None = None  # (n,) f_y - max_{j != y} f_j
     probabilities: Tensor | None = None  # (n, classes)

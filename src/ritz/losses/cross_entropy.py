@@ -19,7 +19,8 @@ class CrossEntropy:
     """Softmax cross-entropy, as nn.CrossEntropyLoss: class weights, ignore_index, label smoothing, soft targets.
 
     Item i has loss w_i (-log p_y) and weight w_i = weight[y_i], 0 where y_i is `ignore_index`. Its Hessian in the
-    logits is s_i (diag(p) - p p') with s_i the sum of its (smoothed, weighted) target.
+    logits is s_i (diag(p) - p p') with s_i the sum of its (smoothed, weighted) target. Where a class has the weight 0
+    and labels are smoothed, what smoothing gives its items is part of the sum, as in torch, and of no item's number.
 
     Args:
         class_dim: Where the classes are. None takes torch's place, 1, for (B, C, ...), or the last, for language
@@ -122,6 +123,13 @@ class CrossEntropy:
                     f"{out.shape[dim] - 1}; widen the last layer, map the labels, or leave items out with ignore_index="
                 )
 
+    def weightless(self, out: Tensor, batch: Any) -> bool:
+        """Whether an item has a loss and no weight; a value check as well."""
+        if self.class_weight is None or not self.label_smoothing:
+            return False
+        weight, scale = self._weights(out, batch)
+        return bool(((weight == 0) & (scale > 0)).any())
+
     def weight(self, out: Tensor, batch: Any) -> Tensor:
         """Number of items, or the sum of the class weights of those that are not ignored."""
         return self._weights(out, batch)[0].sum(dtype=torch.float64)
@@ -141,7 +149,8 @@ class CrossEntropy:
             image = _hessian_product(self._flat(out, dim), flat_u, scale)
         else:
             g = self._gradient(out, batch)
-            image = g * ((g * flat_u).sum(-1) / weight.where(weight != 0, 1.0))[:, None]
+            along = (g * flat_u).sum(-1) / weight.where(weight != 0, torch.inf)  # without a weight it is no item
+            image = g * along[:, None]
         return self._unflat(image, out, dim)
 
     def _gradient(self, out: Tensor, batch: Any) -> Tensor:

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..batches import Batch, num_samples, tensors_of
 from ..errors import UnsupportedError
+from ..memory import is_shortage
 from .base import Items, Kind, Target, Uniforms, counted, default_target, dot, gradient
 
 _NO_LIKELIHOOD = (
@@ -38,6 +40,21 @@ class CallableLoss:
         """The number of samples."""
         return counted(out)
 
+    def check(self, out: Tensor, batch: Any) -> None:
+        """Refuse outputs with time before samples, where the shapes tell: a batch would weigh as much as it has steps.
+
+        Rows that are not the samples, as tokens in one line are not, have as many targets.
+        """
+        size = num_samples(batch)
+        if out.ndim < 2 or out.shape[1] != size or len(out) == size:
+            return
+        if not any(y.ndim and len(y) == len(out) for y in tensors_of(self.target(batch))):
+            raise ValueError(
+                f"outputs {tuple(out.shape)} for {size} samples: they seem to come second, and the mean over a batch "
+                "is weighted by the length of the first dimension; put samples first in forward=lambda model, batch: "
+                "..., and turn the outputs round inside the loss"
+            )
+
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """The mean times the number of samples."""
         y = self.target(batch)
@@ -46,7 +63,7 @@ class CallableLoss:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"the loss must return one number, the mean over the batch; it returned {got}")
         ignore = getattr(self.function, "ignore_index", getattr(self.function, "keywords", {}).get("ignore_index"))
-        if ignore is not None and not y.is_floating_point() and bool((y == ignore).any()):
+        if ignore is not None and any(bool((x == ignore).any()) for x in tensors_of(y) if not x.is_floating_point()):
             raise ValueError("ignored targets are only weighted right by nn.CrossEntropyLoss; use that on the logits")
         return value.reshape(()) * len(out)
 
@@ -79,14 +96,29 @@ class CallableLoss:
         num = math.prod(out.shape[1:])
         eye = torch.eye(num, dtype=out.dtype, device=out.device)
         units = eye[:, None].expand(num, len(out), num).reshape(num, *out.shape)
-        columns = torch.stack([self.middle("ggn", out, batch, unit) for unit in units])
+        columns = torch.stack([self._column(out, batch, unit) for unit in units])
         hessians = columns.reshape(num, len(out), num).permute(1, 2, 0)
-        values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
-        if bool((values < -1e-6 * values.abs().amax()).any()):
+        wide = torch.promote_types(out.dtype, torch.float32)  # 16-bit numbers have no eigenvalues
+        values, vectors = torch.linalg.eigh(((hessians + hessians.mT) / 2).to(wide))
+        round_off = max(1e-6, 8 * torch.finfo(out.dtype).eps)
+        if bool((values < -round_off * values.abs().amax()).any()):
             raise UnsupportedError("this loss is not convex in the outputs: its Hessian has no real roots; use probes")
         scaled = vectors * values.clamp(min=0).sqrt()[:, None]  # (batch, D, roots)
         for part in scaled.permute(2, 0, 1).split(chunk):
-            yield part.reshape(len(part), *out.shape)
+            yield part.reshape(len(part), *out.shape).to(out.dtype)
+
+    def _column(self, out: Tensor, batch: Any, unit: Tensor) -> Tensor:
+        """One column of every sample's loss Hessian."""
+        try:
+            return self.middle("ggn", out, batch, unit)
+        except RuntimeError as error:
+            if is_shortage(error):
+                raise
+            why = str(error).partition("\n")[0][:200]
+            raise UnsupportedError(
+                f"this loss has no second derivative in the outputs ({why}), and so no roots; use probes for the "
+                "Hessian, or the empirical Fisher matrix"
+            ) from error
 
     def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
         """Not known: a callable is not a likelihood."""
@@ -94,6 +126,8 @@ class CallableLoss:
 
     def items(self, out: Tensor, batch: Any) -> Items:
         """Not known item by item without calling the function on each."""
-        y = self.target(batch)
-        loss = torch.stack([self.function(out[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(out))])
+        each = Batch(self.target(batch), 0, 0, len(out)).pieces(1)
+        loss = torch.stack(
+            [self.function(row, own.data).reshape(()) for row, own in zip(out.split(1), each, strict=True)]
+        )
         return Items(loss, torch.ones_like(loss))

@@ -19,7 +19,7 @@ from ..operators.hessian import Hessian
 from ..results import Estimate
 from ..risk import Risk
 from ..space import row_norms
-from ..weights import inner_names
+from ..weights import by_first_names
 from .answers import recalled
 from .outputs import Outputs, sample_outputs
 
@@ -234,7 +234,7 @@ def as_vector(risk: Risk, weights: Mapping[str, Tensor] | Tensor) -> Tensor:
         if weights.shape != (space.dim,):
             raise ValueError(f"expected a flat vector (dim={space.dim},), got {tuple(weights.shape)}")
         return weights.detach().to(risk.device, risk.dtype)
-    weights = inner_names(weights, space.names)
+    weights = by_first_names(weights, risk.model)
     for name, shape in zip(space.names, space.shapes, strict=True):
         if name not in weights:
             raise ValueError(f"the weights have no {name!r}; there are: {', '.join(list(weights)[:20])}")

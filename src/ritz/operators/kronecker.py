@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batches import Batch
+from ..captures import Capture, half, sample_dim, sorted_out
 from ..errors import NumericalWarning, UnsupportedError
 from ..memory import is_shortage
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Risk
-from ..space import random_signs
+from ..space import random_permutation, random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
@@ -161,6 +162,10 @@ class KFACOperator(Operator):
     code of the user's does is known by what it gives: before each use the outputs and the gradient of the first 8
     samples are held against those of the last time, and a change that does not reach these is not seen.
 
+    Which rows of a layer belong to which sample, first or second in its input (steps before samples), is seen by one
+    backward pass more for each batch, where it matters: for EKFAC, "reduce" and LayerNorm. Rows that mix samples, as
+    the nodes of a graph, are refused by the first two; a LayerNorm takes each of them for a sample.
+
     Args:
         risk: The risk; all of its parameters must belong to layers with a rule.
         fisher: "type2" (all roots of the loss Hessian: the GGN), "mc" (labels drawn from the model, as `ritz.Fisher`
@@ -218,9 +223,15 @@ class KFACOperator(Operator):
                     "leave it out with params= or risk.restrict"
                 )
         self._collector = Collector(self.units, sharing, max_factor)
+        self._looks = ekfac or sharing == "reduce" or self._holds(nn.LayerNorm)  # which rows of a layer are whose
+        if risk.mode == "train" and self._holds(nn.modules.batchnorm._BatchNorm):  # every gradient mixes samples there
+            self._looks = False
         self._draws = Fisher(risk, num_samples, seed)._draws
         self._spaces = Kept[dict[str, Eigenspace]](risk, most=READ)
         self._few: Batch | None = None  # samples, for the mark
+
+    def _holds(self, kind: type[nn.Module]) -> bool:
+        return any(isinstance(module, kind) for module in self.risk.model.modules())
 
     def version(self) -> Hashable:
         return self.risk.version()
@@ -248,7 +259,7 @@ class KFACOperator(Operator):
         risk, few = self.risk, self._few or self.risk.batches.first()
         if few is None:  # the share of this rank is empty
             return []
-        self._few = few.head(MARKED) if risk.output_loss.separable else few
+        self._few = few.head(MARKED) if risk.splittable else few
         with risk.session():
             out = risk.output(risk.params(), self._few).detach()
             return [out, risk.batch_gradient(risk.params(), self._few)[0]]
@@ -275,7 +286,7 @@ class KFACOperator(Operator):
         layout = self._collector.layout(bases)  # the same for every batch and rank, whichever layers it calls
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-            out, stacks = self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
+            out, stacks = self._captured(params, batch)
             partly = leaves_out(self.risk.output_loss, out, batch.data)
             found = collect(self._collector, stacks, batch.size, bases, partly)
             held = next(iter(found.values()), out.new_zeros((), dtype=torch.promote_types(out.dtype, torch.float32)))
@@ -286,6 +297,17 @@ class KFACOperator(Operator):
         stats = layout.split(self.risk.fold(sums, Mean()))
         idle = {key.removesuffix("|rows") for key, rows in stats.items() if key.endswith("|rows") and not rows}
         return {key: value for key, value in stats.items() if key.rpartition("|")[0] not in idle}
+
+    def _captured(self, params: Params, batch: Batch) -> tuple[Tensor, Iterator[list[Capture]]]:
+        """What was recorded for each stack of cotangents; samples first, where it matters which rows are whose."""
+        if not self._looks or batch.size == 1:
+            return self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
+        asked = random_permutation(batch.size, ("half",), self.device) < batch.size // 2
+        out, stacks = self.risk.captured(
+            params, batch, lambda out: itertools.chain([half(out, asked)], self._cotangents(out, batch))
+        )
+        dims = [sample_dim(capture, asked) for capture in next(stacks)]
+        return out, (sorted_out(captures, dims) for captures in stacks)
 
     def _cotangents(self, out: Tensor, batch: Batch) -> Iterable[Tensor]:
         """Stacks (r, *out.shape) whose outer products add up to the middle matrix."""

@@ -176,8 +176,8 @@ class Collector:
 
     def _samples(self, calls: list[Capture], size: int) -> int:
         """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
-        apart = self.sharing == "expand" and any(_num_rows(call) % size for call in calls)
-        return 1 if apart else size
+        mixed = any(_num_rows(call) % size or not call.apart for call in calls)
+        return 1 if mixed and self.sharing == "expand" else size
 
     def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
         """Inputs (b, groups, t, features) of some samples at a time, and which samples they are."""
@@ -225,6 +225,11 @@ def _num_places(call: Capture) -> int:
 def _by_sample(call: Capture, size: int) -> Tensor:
     """The input of a call as (size, k, ...)."""
     x = call.input.detach()
+    if size > 1 and not call.apart:
+        raise UnsupportedError(
+            f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold them "
+            "in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with 'expand' does not"
+        )
     if isinstance(call.module, nn.Linear):
         x = x.reshape(-1, x.shape[-1])
     elif x.ndim != len(call.module.kernel_size) + 2:  # type: ignore[arg-type]
@@ -292,6 +297,9 @@ def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
     dtype, norm = _precise(call.grad), call.module
     x, g = call.input.detach().to(dtype), call.grad.to(dtype)
     if isinstance(norm, nn.LayerNorm):
+        if not call.apart:  # each row by itself
+            last = len(norm.normalized_shape)
+            x, g = x.flatten(0, -last - 1), g.flatten(1, -last - 1)
         keep = range(x.ndim - len(norm.normalized_shape), x.ndim)
         normalised = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
     else:
@@ -300,7 +308,7 @@ def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
     g = g * normalised if own == "weight" else g
     places = [dim + 1 for dim in range(1, x.ndim) if dim not in keep]
     g = g.sum(places) if places else g
-    by_sample: Tensor = g.unflatten(1, (len(x) if len(x) % size else size, -1)).sum(2)
+    by_sample: Tensor = g.unflatten(1, (size if call.apart and len(x) % size == 0 else len(x), -1)).sum(2)
     return by_sample
 
 
@@ -328,7 +336,7 @@ def item_cotangents(loss: Loss, out: Tensor, batch: Any) -> Tensor:
     if isinstance(loss, CallableLoss):  # whose items are evaluated one by one, with weight 1
         return _gradient(lambda o: loss.total(o, batch), out, out.new_ones(()))
     weight = loss.items(out, batch).weight
-    return _gradient(lambda o: loss.items(o, batch).loss, out, weight.where(weight != 0, 1.0).sqrt())
+    return _gradient(lambda o: loss.items(o, batch).loss, out, weight.sqrt())
 
 
 def _gradient(fn: Callable[[Tensor], Tensor], out: Tensor, cotangent: Tensor) -> Tensor:

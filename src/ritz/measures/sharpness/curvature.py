@@ -336,7 +336,7 @@ def fisher_rao_norm(risk: Risk, depth: int | None = None) -> Estimate:
         # w_i <dl_i / df, f>, one for each item
         forms = (gradient(lambda f: loss.total(f, batch.data), out) * out).movedim(dim, -1).flatten(0, -2).sum(-1)
         drawn = (out * loss.middle("ggn", out, batch.data, out)).sum()
-        return torch.stack([(forms.square() / weight.where(weight > 0, 1.0)).sum(), drawn]), weight.sum()
+        return torch.stack([(forms.square() / weight.where(weight > 0, torch.inf)).sum(), drawn]), weight.sum()
 
     means = risk.fold(both, Mean()).double() * counted**2
     how = "given" if depth is not None else "the number of linear and convolutional modules"
