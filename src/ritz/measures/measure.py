@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint, Saved, as_checkpoint
 from ..errors import NonFiniteError, NumericalWarning, RankError, StateError, StoppedError, UnsupportedError
 from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
-from ..results import Estimate, told_apart
+from ..results import Estimate, to_digits, told_apart
 from ..risk import Risk
 from ..storage import Result
 from ..tables import Table
@@ -399,4 +399,4 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
     if low == high:
         return estimate.shown(), "exact"
     digits = told_apart(low, high)
-    return estimate.shown(), f"{low:.{digits}g} to {high:.{digits}g}"
+    return estimate.shown(), f"{to_digits(low, digits)} to {to_digits(high, digits)}"
