@@ -81,4 +81,11 @@ def test_html_escapes_what_would_be_a_tag():
     page = TABLE.to_html()
     assert "&lt;b&gt; is text &amp; so is" in page
     assert '<td class="number">3</td>' in page
-    assert page == TABLE._repr_html_()
+    assert '<th scope="col" class="number">value</th>' in page  # a screen reader says it before each number
+
+
+def test_sentences_stand_to_the_left_in_a_notebook_and_a_page_has_no_style_in_its_tables():
+    shown = TABLE._repr_html_()
+    assert '<td style="text-align: left">small is called flat</td>' in shown
+    assert '<td class="number">12.5 ± 0.1</td>' in shown
+    assert "style" not in TABLE.to_html()

@@ -143,16 +143,24 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def to_html(self) -> str:
-        """As an HTML table."""
+        """As an HTML table, whose page has the style."""
+        return self._html("")
+
+    def _repr_html_(self) -> str:
+        """As a table of a notebook, which turns all that has no style of its own to the right, sentences too."""
+        return self._html(' style="text-align: left"')
+
+    def _html(self, left: str) -> str:
+        """The table; `left` are attributes of what is no number."""
 
         def line(cells: Sequence[str], tag: str) -> str:
-            kinds = [' class="number"' if place in self.numeric else "" for place in range(len(cells))]
-            return "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
+            kinds = [' class="number"' if place in self.numeric else left for place in range(len(cells))]
+            scope = ' scope="col"' if tag == "th" else ""
+            pairs = zip(cells, kinds, strict=True)
+            return "".join(f"<{tag}{scope}{kind}>{html.escape(cell)}</{tag}>" for cell, kind in pairs)
 
-        caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        caption = f"<caption{left}>{html.escape(self.title)}</caption>" if self.title else ""
         body = "\n".join(f"<tr>{line(row, 'td')}</tr>" for row in self.rows)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         head = f"<thead><tr>{line(self.header, 'th')}</tr></thead>"
         return f"<table>{caption}{head}\n<tbody>\n{body}\n</tbody></table>\n{notes}"
-
-    _repr_html_ = to_html

@@ -203,6 +203,9 @@ def test_a_ranking_says_what_it_can():
     assert (str(half), half.verdict) == ("a ~ b > c", "cannot tell a from b")
     other = dataclasses.replace(ranking, steps=(0.999, 0.6))
     assert (str(other), other.verdict) == ("a < b ~ c", "prefers a; cannot tell b from c")
+    order, steps = tuple(f"s{n}" for n in range(40)), (1.0, *[0.6] * 38)
+    many = Ranking(key="trace", order=order, better="lower", steps=steps)
+    assert many.verdict == "prefers s0; cannot tell 38 of 39 neighbours in the order apart"  # and not 38 pairs
     close = dataclasses.replace(ranking, steps=(0.98, 0.98))  # each is likely, both together less so
     assert (str(close), close.verdict) == ("a ~ b ~ c", "cannot tell")
     assert dataclasses.replace(ranking, better=None).verdict == "a is lowest"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_NAMED = 4  # pairs of solutions in a sentence; the order has all of them
 _DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # of many measures
 
 
@@ -77,7 +78,9 @@ class Ranking(Result):
             return "cannot tell"
         prefers = f"prefers {self.order[0]}" if self.better else f"{self.order[0]} is lowest"
         pairs = zip(pairwise(self.order), self.sure, strict=True)
-        unsure = "cannot tell " + ", ".join(f"{a} from {b}" for (a, b), sure in pairs if not sure)
+        near = [f"{a} from {b}" for (a, b), sure in pairs if not sure]
+        many = f"{len(near)} of {len(self.sure)} neighbours in the order apart"
+        unsure = f"cannot tell {', '.join(near) if len(near) <= _NAMED else many}"
         if all(self.sure):
             return prefers
         return f"{prefers}; {unsure}" if self.sure[0] else unsure

@@ -1,6 +1,7 @@
 """`ritz.measure`: all measures of one solution, from runs that they share."""
 
 import contextlib
+import math
 import os
 import time
 import warnings
@@ -398,5 +399,7 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
     low, high = (float(end) for end in estimate.interval())
     if low == high:
         return estimate.shown(), "exact"
+    if math.isnan(low) or math.isnan(high):
+        return estimate.shown(), "not known"
     digits = told_apart(low, high)
     return estimate.shown(), f"{to_digits(low, digits)} to {to_digits(high, digits)}"
