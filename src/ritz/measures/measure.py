@@ -253,7 +253,7 @@ def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress:
         estimates=estimates, failures={key: outcome for key, outcome in found.items() if isinstance(outcome, str)},
         readings={key: row.reading for key, row in named.items()},
         conventions={key: row.convention for key, row in named.items()}, layer_names=_layer_names(risk),
-        model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(),
+        model=f"{type(risk.model).__name__}, {risk.dim:,} parameters", convention=risk.convention(),
         settings=subject.settings, seconds={**known.seconds, **subject.seconds}, spectrum=subject.peek(HESSIAN_RUN),
         outputs=subject.peek(FORWARD_PASS), stop=stop or "completed",
     )  # fmt: skip
@@ -341,7 +341,7 @@ class _Clock:
         self.before, self.current, self.shown = 0.0, "", 0.0
         subject.tell, subject.report = self.within, self.checked
         if progress is not None:
-            progress(f"{len(rows)} measures{self._expected(subject.risk)}", 0.0)
+            progress(f"{len(rows)} measure{'s' * (len(rows) != 1)}{self._expected(subject.risk)}", 0.0)
 
     def _expected(self, risk: Risk) -> str:
         """How long it will take, by the time of one gradient; nothing where there is none, as a measure will say."""
