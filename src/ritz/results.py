@@ -290,13 +290,15 @@ def told_apart(low: float, high: float) -> int:
 
 
 def to_digits(value: float, digits: int) -> str:
-    """A number to so many digits, zeros at its end too.
+    """A number to so many digits, zeros at its end too, with a power of ten where `show` has one; whole ones as they are.
 
     Example:
-        >>> to_digits(0.9343, 5), to_digits(123.0, 3), to_digits(0.0, 3), to_digits(2e-7, 3)
-        ('0.93430', '123', '0', '2.00e-07')
+        >>> to_digits(0.9343, 5), to_digits(9.0, 3), to_digits(0.0, 3), to_digits(0.0002, 3)
+        ('0.93430', '9', '0', '2.00e-04')
     """
-    return f"{value:#.{digits}g}".rstrip(".") if value else "0"
+    if not math.isfinite(value) or (value.is_integer() and abs(value) < 1e5):
+        return f"{value:.0f}" if value else "0"
+    return f"{value:.{digits - 1}e}" if not 1e-3 <= abs(value) < 1e5 else f"{value:#.{digits}g}".rstrip(".")
 
 
 def reach(estimate: Estimate) -> tuple[float, float]:

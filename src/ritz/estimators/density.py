@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from ..errors import NumericalWarning, callers_level
 from ..intervals import ChiSquare, matched_dof
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, new_axes
@@ -58,7 +58,7 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
             f"width {width:g} is finer than {s.num_steps} steps resolve: what shows are nodes, not eigenvalues; "
             f"take at least {finest:.3g}, or more steps",
             NumericalWarning,
-            stacklevel=3,
+            stacklevel=callers_level(),
         )
     about = s._cost(f"smoothed by a normal kernel of width {width:g}, pointwise")
     head = _smooth(grid, width, s.head, torch.full_like(s.head, 1 / s.dim))

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, Saved, as_checkpoint
-from ..errors import NonFiniteError, NumericalWarning, RankError, StateError, StoppedError, UnsupportedError
+from ..errors import (
+    NonFiniteError,
+    NumericalWarning,
+    RankError,
+    StateError,
+    StoppedError,
+    UnsupportedError,
+    callers_level,
+)
 from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
 from ..results import Estimate, to_digits, told_apart
@@ -216,7 +224,7 @@ def measure(
         warnings.warn(
             "init is the same as the weights: if it is meant to be the start of training, clone it before training",
             NumericalWarning,
-            stacklevel=2,
+            stacklevel=callers_level(),
         )
     with resumable(kept, risk, "measure", asdict(settings), **marks(subject, rows)) as saved:
         if saved.result is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch
-from ..errors import NumericalWarning, UnsupportedError
+from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..memory import is_shortage
 from ..reducers import Mean
 from ..results import Estimate
@@ -129,7 +129,7 @@ def _warn_of(name: str, remedy: str) -> None:
         f"the eigendecomposition of {name or 'a factor'} failed: {remedy}; more damping, or factors from more "
         "data, keep it from failing",
         NumericalWarning,
-        stacklevel=3,
+        stacklevel=callers_level(),
     )
 
 

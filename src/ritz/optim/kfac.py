@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm import Group, world
-from ..errors import NumericalWarning, UnsupportedError
+from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, as_loss
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
@@ -24,7 +24,7 @@ from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher
 from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
-from .skipping import callers_level, finite, tell_skipped
+from .skipping import finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse", "bce"]
 _LOSSES: dict[str, Callable[[], Loss]] = {"cross_entropy": CrossEntropy, "mse": SquaredError, "bce": BinaryCrossEntropy}
