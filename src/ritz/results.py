@@ -290,7 +290,7 @@ def told_apart(low: float, high: float) -> int:
 
 
 def to_digits(value: float, digits: int) -> str:
-    """A number to so many digits, zeros at its end too, with a power of ten where `show` has one; whole ones as they are.
+    """A number to so many digits, zeros at its end too, with a power of ten where `show` has one; whole ones plain.
 
     Example:
         >>> to_digits(0.9343, 5), to_digits(9.0, 3), to_digits(0.0, 3), to_digits(0.0002, 3)
