@@ -1,6 +1,9 @@
 """One table as text, Markdown and HTML."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from ritz.tables import Table
 
@@ -65,6 +68,15 @@ def test_many_columns_of_numbers_stand_below_the_name_of_their_row_with_theirs()
     text = " ".join(table.text(width=80).split())
     assert "trace order: cannot tell; seed-0: 3.25; seed-1: 3.25;" in text
     assert text.endswith("seed-39: 3.25")
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_words_have_their_colours_in_a_terminal_however_wide(width):
+    rows = [("figure 2", "r between the bound and the traces, with traces estimated by probes", "refuted")]
+    table = Table(("where", "claim", "verdict"), rows, styles={"refuted": "red"})
+    console = Console(width=width, force_terminal=True, color_system="standard", file=io.StringIO())
+    console.print(table)
+    assert "\x1b[31mrefuted" in console.file.getvalue()
 
 
 def test_titles_and_notes_are_not_taken_for_markup():

@@ -2,8 +2,8 @@
 
 import html
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Table:
         title: Above it.
         notes: Below it, a line each.
         numeric: Which columns are numbers, and stand to the right.
+        styles: How a terminal shows cells of these words, such as {"holds": "green"}.
 
     Example:
         >>> table = Table(("measure", "value"), [("trace", "3.1"), ("norm", "12")], numeric=(1,))
@@ -39,6 +40,7 @@ class Table:
     title: str = ""
     notes: Sequence[str] = ()
     numeric: Sequence[int] = ()
+    styles: Mapping[str, str] = field(default_factory=dict)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[RenderableType]":
         from rich.text import Text
@@ -88,7 +90,7 @@ class Table:
             justify: Literal["left", "right"] = "right" if place in self.numeric else "left"
             table.add_column(Text(name), justify=justify, width=width)
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(cell, style=self.styles.get(cell, "")) for cell in row))
         return table
 
     def _stacked(self, width: int) -> "Iterator[RenderableType]":
@@ -105,16 +107,18 @@ class Table:
             kept = [0]
         below = [place for place in range(len(widths)) if place not in kept]
 
-        def line(cells: Sequence[str]) -> str:
-            texts = [Text(cells[place]) for place in kept]
+        def line(cells: Sequence[str], style: str = "") -> Text:
+            texts = [Text(cells[place], style=self.styles.get(cells[place], style)) for place in kept]
             for text, place in zip(texts, kept, strict=True):
                 text.align("right" if place in self.numeric else "left", max(widths[place], text.cell_len))
-            return (" " * _GAP).join(text.plain for text in texts).rstrip()
+            whole = Text(" " * _GAP).join(texts)
+            whole.rstrip()
+            return whole
 
-        yield Text(line(self.header), style="table.header")
+        yield line(self.header, "table.header")
         yield Text("─" * min(self._across(widths[p] for p in kept), width))
         for row in self.rows:
-            yield Text(line(row))
+            yield line(row)
             told = [row[p] if len(below) == 1 else f"{self.header[p]}: {row[p]}" for p in below if row[p]]
             if told:
                 yield Padding(Text("; ".join(told)), (0, 0, 0, 2), expand=False)
