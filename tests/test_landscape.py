@@ -498,6 +498,16 @@ def test_a_picture_loads_back_equal_and_draws_itself(name, tmp_path):
     ax.figure.savefig(tmp_path / "figure.png")
 
 
+def test_no_errors_are_not_drawn_on_an_axis_of_hundredths_of_a_percent():
+    torch.manual_seed(0)
+    x = torch.tensor([[-1.0], [1.0]])
+    risk = ritz.Risk(torch.nn.Linear(1, 2), torch.nn.CrossEntropyLoss(), (x, torch.tensor([0, 1])))
+    sure = risk.at({"weight": torch.tensor([[-9.0], [9.0]]), "bias": torch.zeros(2)})
+    ax = line(sure, random_direction(sure, 0), radius=0.1, num=5).plot()
+    right = next(other for other in ax.figure.axes if other is not ax)
+    assert right.get_ylim() == (0.0, 1.0)
+
+
 def test_infinite_losses_are_gaps_in_a_figure():
     curve = pictures()["far"].plot().get_lines()[0].get_ydata()
     assert [math.isfinite(y) for y in curve] == [False, False, True, False, False]

@@ -348,7 +348,40 @@ def test_a_plot_is_drawn_on_given_or_new_axes(fields):
     ax = Figure().subplots()
     assert e.plot(ax) is ax
     assert ax.has_data()
-    ax.figure.canvas.draw()
+    ax.figure.draw_without_rendering()
+
+
+def test_a_figure_has_room_for_the_convention_which_is_long():
+    pytest.importorskip("matplotlib")
+    convention = "sum of eigenvalues; Hessian, mean over 600 samples, eval mode, float32, forward route"
+    ax = estimate(convention=convention).plot()
+    ax.figure.draw_without_rendering()
+    assert ax.get_ylabel() == ""
+    box, whole = ax.title.get_window_extent(), ax.figure.bbox
+    assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+
+
+def test_a_histogram_leaves_out_and_counts_what_is_not_finite():
+    pytest.importorskip("matplotlib")
+    value = torch.tensor([1.0, math.nan, 2.0, math.inf])
+    ax = estimate(name="sample traces", value=value, stderr=torch.zeros(4)).plot()
+    assert sum(bar.get_height() for bar in ax.patches) == 2
+    assert ax.get_xlabel() == "sample traces, 2 not finite"
+
+
+def test_a_line_of_text_has_the_interval_where_the_error_bar_does_not_tell_all():
+    mass = estimate(name="mass", value=0.185, stderr=0.018, bracket=(0.05, 0.32), support=(0.0, 1.0))
+    assert str(mass) == "mass 0.185 +- 0.018 (95 %: 0.00744 to 0.363)"
+    top = Estimate(name="lambda max", value=1.1532, bracket=(1.1532, 1.1535))
+    assert str(top) == "lambda max 1.15320 (95 %: 1.15320 to 1.15350)"
+    one = estimate(stderr=math.nan, rule=StudentT(0))
+    assert str(one) == "trace 3 (95 %: -inf to inf)"
+    assert str(estimate()) == "trace 3.00 +- 0.10"
+
+
+def test_digits_end_where_a_bracket_much_wider_than_the_error_bar_begins():
+    e = estimate(value=-18.8490437437, stderr=6.9e-9, bracket=(-18.84955, -18.84904))
+    assert e.shown() == "-18.84904 ± 6.9e-09"
 
 
 def test_a_seed_of_numpy_is_saved(tmp_path):
@@ -361,7 +394,7 @@ def test_a_seed_of_numpy_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("value", "bracket", "shown"),
     [
-        (1251.829510, (1251.829498, 1251.829523), "1251.82951"),  # a search: nothing was averaged
+        (1251.829510, (1251.829498, 1251.829523), "1251.829510"),  # a search: nothing was averaged
         (1.2561, (1.2561, 1.7561), "1.26"),
         (0.5, None, "0.5"),
         (1 / 3, (-math.inf, math.inf), "0.3333"),

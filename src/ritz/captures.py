@@ -88,14 +88,8 @@ def sample_dim(capture: Capture, asked: Tensor) -> int | None:
     grad, size = capture.grad[0], len(asked)
     if grad.ndim and len(grad) % size == 0 and not bool(grad.reshape(size, -1)[~asked].any()):
         return 0
-    return (
-        1
-        if isinstance(capture.module, _BY_ROWS)
-        and grad.ndim > 2
-        and grad.shape[1] == size
-        and not bool(grad[:, ~asked].any())
-        else None
-    )
+    second = isinstance(capture.module, _BY_ROWS) and grad.ndim > 2 and grad.shape[1] == size
+    return 1 if second and not bool(grad[:, ~asked].any()) else None
 
 
 def sorted_out(captures: Sequence[Capture], dims: Sequence[int | None]) -> list[Capture]:

@@ -1,4 +1,8 @@
-"""The few exception and warning classes of ritz."""
+"""The few exception and warning classes of ritz, and the line that a warning points at."""
+
+import sys
+
+_WRAPPERS = ("ritz", "torch", "contextlib")  # between a user's line and what it calls
 
 
 class RitzError(Exception):
@@ -37,3 +41,16 @@ class StoppedError(RitzError):
 
 class NumericalWarning(UserWarning):
     """A result is usable but weaker than asked for; the message names the remedy."""
+
+
+def callers_level() -> int:
+    """The stacklevel of a warning that is to point at the user's line, past all calls of ours, of torch's and wrappers.
+
+    Example:
+        >>> callers_level()  # called by nobody between
+        1
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _WRAPPERS:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -6,6 +6,7 @@ An `Estimate` keeps two kinds of error apart. `stderr` is sampling error: other 
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DIGITS = 15  # behind the first, which are all that a float64 has
+_WRAPPED = 64  # characters of a convention in a line above a figure
+_HIDDEN = 100  # standard errors in an interval that is wide for another reason
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,29 +103,58 @@ class Estimate(Result):
             values = torch.as_tensor(self.value)
             lie = f", {float(values.min()):.4g} to {float(values.max()):.4g}" if values.numel() else ""
             return f"{values.numel()} values{lie}"
-        if not self.stderr:
-            return f"{float(self.value):.{told_apart(*(float(end) for end in self.interval()))}g}"
-        return show(float(self.value), float(self.stderr)).replace("+-", "±")
+        return self._digits().replace("+-", "±")
+
+    def _digits(self) -> str:
+        """The value to the digits that its errors leave: of sampling, or of what no probe sees where that is larger."""
+        value, stderr = float(self.value), float(self.stderr)
+        low, high = (float(end) for end in self.interval())
+        digits = told_apart(low, high)
+        if not stderr:
+            return to_digits(value, digits) if low < high else f"{value:.{digits}g}"
+        if _HIDDEN * stderr < high - low < math.inf:
+            return f"{to_digits(value, digits)} +- {stderr:.1e}"
+        return show(value, stderr)
 
     def __str__(self) -> str:
         if isinstance(self.value, Tensor) and self.many:
             how = "exact" if self.exact else f"median stderr {torch.as_tensor(self.stderr).median():.2g}"
             return f"{self.name} {tuple(self.value.shape)}, mean {self.value.mean():.4g}, {how}"
-        return f"{self.name} {show(float(self.value), float(self.stderr))}"
+        value, stderr = float(self.value), float(self.stderr)
+        if self._unseen() <= stderr:
+            return f"{self.name} {show(value, stderr)}"
+        low, high = (float(end) for end in self.interval())
+        ends = (to_digits(end, told_apart(low, high)) for end in (low, high))
+        return f"{self.name} {self._digits()} (95 %: {' to '.join(ends)})"
+
+    def _unseen(self) -> float:
+        """How wide the bracket of a single number is; 0 where there is none."""
+        low, high = (torch.as_tensor(end) for end in self.bracket or (0.0, 0.0))
+        return float(high - low) if low.numel() == high.numel() == 1 else 0.0
 
     __repr__ = __str__  # parts and samples would fill a screen
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The value with its 95 % interval; for one number per sample, their histogram."""
+        """The value with its 95 % interval; for one number per sample, the histogram of those that are finite."""
         ax = ax or new_axes()
         if isinstance(self.value, Tensor) and self.many:
-            ax.hist(self.value.flatten().double().cpu().numpy(), bins=50)
-            ax.set(xlabel=self.name, ylabel="count")
+            values = self.value.flatten().double().cpu()
+            finite = values[values.isfinite()]
+            ax.hist(finite.numpy(), bins=50)
+            left = f", {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
+            ax.set(xlabel=f"{self.name}{left}", ylabel="count")
             return ax
         value = float(self.value)
         low, high = (float(end) for end in self.interval())
-        ax.errorbar([self.name], [value], yerr=[[value - low], [high - value]], fmt="o", capsize=4)
-        ax.set(ylabel=self.convention)
+        down, up = reach(self)
+        ax.errorbar([self.name], [value], yerr=[[down], [up]], fmt="o", capsize=4)
+        for end, edge in ((low, 0.0), (high, 1.0)):
+            if math.isinf(end) and math.isfinite(value):  # on that side nothing is known
+                ax.plot([self.name] * 2, [0.5, edge], ":", color="0.5", transform=ax.get_xaxis_transform(), zorder=0)
+        if not math.isfinite(value):
+            ax.text(0.5, 0.5, f"{value}", transform=ax.transAxes, ha="center", va="center")
+        ax.ticklabel_format(axis="y", useOffset=False)
+        entitle(ax, self.convention)
         return ax
 
 
@@ -256,6 +288,36 @@ def told_apart(low: float, high: float) -> int:
     if not math.isfinite(size) or not width > 0:
         return 4
     return min(max(math.ceil(math.log10(size) - math.log10(width)) + 2, 3), 10)
+
+
+def to_digits(value: float, digits: int) -> str:
+    """A number to so many digits, zeros at its end too, with a power of ten where `show` has one; whole ones plain.
+
+    Example:
+        >>> to_digits(0.9343, 5), to_digits(9.0, 3), to_digits(0.0, 3), to_digits(0.0002, 3)
+        ('0.93430', '9', '0', '2.00e-04')
+    """
+    if not math.isfinite(value) or (value.is_integer() and abs(value) < 1e5):
+        return f"{value:.0f}" if value else "0"
+    return f"{value:.{digits - 1}e}" if not 1e-3 <= abs(value) < 1e5 else f"{value:#.{digits}g}".rstrip(".")
+
+
+def reach(estimate: Estimate) -> tuple[float, float]:
+    """How far the 95 % interval reaches below and above the value; 0 where it has no end, or the value is not finite.
+
+    Example:
+        >>> reach(Estimate(name="logdet", value=1.0, bracket=(-math.inf, 3.0)))
+        (0.0, 2.0)
+    """
+    value = float(estimate.value)
+    low, high = (float(end) for end in estimate.interval())
+    down, up = (max(x, 0.0) if math.isfinite(x) else 0.0 for x in (value - low, high - value))
+    return down, up
+
+
+def entitle(ax: "Axes", convention: str) -> None:
+    """A convention above a figure, in as many lines as it takes: beside it there is no room for one."""
+    ax.set_title("\n".join(textwrap.wrap(convention, _WRAPPED)), fontsize="small")
 
 
 def new_axes() -> "Axes":

@@ -234,7 +234,7 @@ class Risk:
 
     def __repr__(self) -> str:
         loss = "batch_loss" if self._loss is None else type(self._loss).__name__
-        return f"Risk({type(self.model).__name__}, {self.dim} parameters, {loss}; {self.convention()})"
+        return f"Risk({type(self.model).__name__}, {self.dim:,} parameters, {loss}; {self.convention()})"
 
     def version(self) -> Hashable:
         """Changes whenever a weight or buffer does."""

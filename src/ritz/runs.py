@@ -43,6 +43,7 @@ _KEYS = {
     "times": dict[str, Any], "results": list[str],
 }  # fmt: skip
 _ELSEWHERE = "run again, into another folder"
+_NAMED = 3  # runs that may have been meant
 _REMOVED = "remove that line"
 
 
@@ -122,7 +123,10 @@ class Run:
         path = Path(folder)
         source = path / HEADER
         if not source.is_file():
-            raise FileNotFoundError(f"{path} holds no run: there is no {HEADER} in it; name a folder that ritz wrote")
+            inside = sorted(str(run.parent) for run in path.glob(f"*/{HEADER}"))
+            near = [str(path.parent)] if path.is_file() and (path.parent / HEADER).is_file() else inside
+            meant = f"did you mean {' or '.join(near[:_NAMED])}?" if near else "name a folder that ritz wrote"
+            raise FileNotFoundError(f"{path} holds no run: there is no {HEADER} in it; {meant}")
         header = read_json(source, _ELSEWHERE)
         if not isinstance(header, dict) or "format" not in header:
             damaged(source, "it does not say of which format it is", _ELSEWHERE)

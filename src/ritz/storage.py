@@ -20,6 +20,7 @@ from .reading import brief, content, damaged, parse_json, read_tensors
 from .schema import check_fields
 
 FORMAT = 1  # version of the file format
+_SHOWN = 3  # members of a collection in a line of text
 
 # results that can be loaded, and where they live: a file names a class, never code
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "RandomStart": "ritz.intervals",
     "Magnitude": "ritz.intervals",
     "Spectrum": "ritz.estimators.quantities",
+    "Density": "ritz.estimators.density",
     "BlockSpectra": "ritz.estimators.blocks",
     "Outputs": "ritz.measures.outputs",
     "Settings": "ritz.measures.subject",
@@ -123,9 +125,34 @@ class Result:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={_brief(value)}' for name, value in fields)})"
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`.json and, where there are tensors, `path`.safetensors; `ritz.load` reads them back equal."""
         return save(self, path)
+
+
+def _brief(value: Any) -> str:
+    """A field of a result in a few words: tensors by their shapes, collections by what they begin with.
+
+    Example:
+        >>> _brief(torch.zeros(600, 3)), _brief(torch.tensor(2.0)), _brief(1 / 3), _brief({"conv1": 1, "fc": 2})
+        ('tensor(600, 3)', '2', '0.333333', '{conv1, fc}')
+        >>> _brief([f"layer {n}" for n in range(50)])
+        "['layer 0', 'layer 1', 'layer 2', and 47 more]"
+    """
+    if isinstance(value, Tensor):
+        return f"{value.item():.6g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping | list | tuple):
+        ends = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        names = [str(key) if isinstance(value, Mapping) else _brief(key) for key in list(value)[:_SHOWN]]
+        more = [f"and {len(value) - _SHOWN} more"] if len(value) > _SHOWN else []
+        return f"{ends[0]}{', '.join(names + more)}{ends[1]}"
+    return repr(value)
 
 
 def load(path: str | os.PathLike[str]) -> Any:

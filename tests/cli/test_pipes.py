@@ -1,5 +1,6 @@
-"""A reader that leaves, as `head` does, ends neither the work nor what it comes to."""
+"""A reader that leaves, as `head` does, or an encoding of few signs ends neither the work nor what it comes to."""
 
+import io
 import os
 import sys
 
@@ -38,3 +39,15 @@ def test_an_error_that_nobody_reads_has_its_status(study, unread, monkeypatch):
 def test_the_list_of_experiments_may_be_cut(unread, monkeypatch):
     monkeypatch.setattr(sys, "stdout", unread)
     assert main(["reproduce"]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_terminal_without_the_signs_of_tables_gets_plain_ones(encoding, study, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    words = ["spectrum", "study.py:make_risk", "--num-steps", "4", "--num-probes", "2", "--out", "run"]
+    assert main(words) == 0
+    shown = written.getvalue().decode(encoding)
+    assert "####" in shown  # the bars of the density
+    assert "±" in shown or "+-" in shown
+    assert Run.open("run").state == "done"

@@ -285,5 +285,9 @@ def test_a_run_that_is_done_without_a_result_is_refused(study, capsys):
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
+    with Run.start(tmp_path / "ritz-runs" / "measure-1", "measure", {}):
+        for near in (tmp_path / "ritz-runs", tmp_path / "ritz-runs" / "measure-1" / "run.json"):  # as one may type
+            with pytest.raises(FileNotFoundError, match=r"did you mean .*ritz-runs/measure-1[?]"):
+                Run.open(near)
     with pytest.raises(FileNotFoundError, match=r"holds no run: there is no run.json in it; name a folder"):
         Run.open(tmp_path)

@@ -66,6 +66,13 @@ def test_a_terminal_gets_a_bar_and_a_pipe_with_json_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_the_part_that_is_done_is_seen_in_a_narrow_terminal():
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=40)
+    with screen.reporting(terminal) as report:
+        report("weight decay 0.0005: spectral_norm of the blocks", 0.42)
+    assert "42%" in terminal.file.getvalue()
+
+
 def test_conventions_leave_a_narrow_table_and_readings_stay():
     table = Table(("measure", "value", "convention", "reading"), [("trace", "1", "sum", "flat")], numeric=(1, 3))
     narrow = screen.fitted(table, 100)

@@ -1,6 +1,8 @@
 """Spectra of all layers' blocks from one run: each against its dense matrix, and what the run costs."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -254,6 +256,22 @@ def test_it_is_saved_drawn_and_told(wide, tmp_path):
     assert len(found.table().rows) == len(found) == 3
     ax = found.plot()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "2", "4"]
+    assert len(repr(found)) < 400  # names and sizes, and no numbers
+
+
+def test_labels_of_a_figure_of_both_signs_do_not_lie_on_each_other(wide):
+    found = block_spectra(ritz.GGN(wide), num_steps=200, num_probes=2)  # all eigenvalues
+    spectra = {
+        name: replace(s, head=s.head * 1e-9**n - (n == 2) * 1e-9) for n, (name, s) in enumerate(found.spectra.items())
+    }
+    ax = replace(found, spectra=spectra).plot()
+    ax.figure.draw_without_rendering()
+    assert ax.get_xlim()[0] < 0
+    left, right = ax.get_xlim()
+    shown = [label for label in ax.get_xticklabels() if left <= label.get_position()[0] <= right]
+    boxes = [label.get_window_extent() for label in shown]
+    assert len(boxes) > 3
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_float32_is_as_good_as_it_gets(wide):

@@ -472,6 +472,19 @@ def test_a_plot_is_drawn_on_given_or_new_axes():
     assert ax.get_yscale() == "log"
 
 
+def test_a_density_draws_itself_over_its_grid_and_not_as_a_histogram_of_its_values(tmp_path):
+    s = ritz.spectrum(operator("outliers"), 20, 4)
+    grid = torch.linspace(-1, 1, 50)
+    curve = s.density(grid, width=3.0)
+    ax = curve.plot()
+    x, y = ax.lines[0].get_data()
+    assert x.tolist() == curve.grid.tolist() == grid.tolist()
+    assert y.tolist() == curve.value.tolist()
+    assert (ax.get_yscale(), ax.get_ylabel()) == ("log", "density, smoothed over 3")
+    assert ritz.load(curve.save(tmp_path / "density")) == curve
+    assert repr(curve).startswith("density (50,)")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

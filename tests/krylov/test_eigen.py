@@ -185,7 +185,9 @@ def test_pairs_load_equal_and_plot(tmp_path):
     assert load(tmp_path / "pairs") == pairs
     assert len(pairs) == 3
     pytest.importorskip("matplotlib")
-    assert pairs.plot().get_xlabel() == "rank"
+    ax = pairs.plot()
+    assert ax.get_xlabel() == "rank (largest first)"
+    assert (ax.get_ylabel(), ax.get_title()) == ("eigenvalue", pairs.convention)  # which has no room beside it
 
 
 def test_bad_input_is_refused():

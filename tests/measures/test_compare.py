@@ -1,6 +1,7 @@
 """`ritz.compare`: paired differences, honest orders, and "cannot tell" where it cannot."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -202,6 +203,9 @@ def test_a_ranking_says_what_it_can():
     assert (str(half), half.verdict) == ("a ~ b > c", "cannot tell a from b")
     other = dataclasses.replace(ranking, steps=(0.999, 0.6))
     assert (str(other), other.verdict) == ("a < b ~ c", "prefers a; cannot tell b from c")
+    order, steps = tuple(f"s{n}" for n in range(40)), (1.0, *[0.6] * 38)
+    many = Ranking(key="trace", order=order, better="lower", steps=steps)
+    assert many.verdict == "prefers s0; cannot tell 38 of 39 neighbours in the order apart"  # and not 38 pairs
     close = dataclasses.replace(ranking, steps=(0.98, 0.98))  # each is likely, both together less so
     assert (str(close), close.verdict) == ("a ~ b ~ c", "cannot tell")
     assert dataclasses.replace(ranking, better=None).verdict == "a is lowest"
@@ -350,6 +354,18 @@ def test_another_precision_is_noted():
 def test_all_measures_are_drawn_where_they_are_few_and_the_usual_ones_of_many(measured, drawn):
     found = compare({"a": risk_of(network(0.0, steps=5)), "b": risk_of(network(0.1, steps=5))}, measures=measured)
     assert [ax.get_title() for ax in found.plot().axes] == drawn
+
+
+def test_names_of_solutions_stand_beside_their_values_however_long_and_many():
+    name = "resnet18_lr0.1_wd5e-4_seed{}_epoch200_final"
+    risks = {name.format(seed): risk_of(network(0.0, steps=1)) for seed in range(12)}
+    figure = compare(risks, measures=["train_loss", "weight_norm"]).plot()
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert len(boxes) == 12
+    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    assert boxes[0].y0 > boxes[-1].y0  # the first on top
+    assert all(box.x0 >= 0 and box.x1 <= figure.axes[0].bbox.x0 for box in boxes)
 
 
 def test_a_comparison_without_a_common_measure_cannot_be_drawn():

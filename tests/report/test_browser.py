@@ -299,3 +299,53 @@ def test_four_solutions_with_long_names_fit_on_a_laptop(browser, tmp_path, resul
     browser.open(build(found).write(tmp_path / "page.html"), width=1280)
     assert browser.run("(() => { const box = document.querySelector('.compared').parentNode; "
                        "return box.scrollWidth - box.clientWidth; })()") == 0  # fmt: skip
+
+
+def test_forty_solutions_with_long_names_are_told_apart_and_fit(browser, tmp_path, results):
+    one = results.comparison.measurements["half"]
+    names = [f"resnet18_cifar100_lr0.1_wd5e-4_seed{seed}_epoch200_final" for seed in range(40)]
+    page = build(ranked(dict.fromkeys(names, one), [MEASURES[key] for key in one])).write(tmp_path / "page.html")
+    browser.open(page)
+    assert browser.run("[...document.querySelectorAll('p.legend .key')].map(k => k.textContent)") == [
+        f"…seed{seed}…" for seed in range(40)
+    ]
+    assert browser.run("document.querySelector('p.legend .key').title") == names[0]
+    for where in ({"width": 1200}, {"width": 390}, {"width": 700, "media": "print"}):
+        browser.open(page, **where)
+        for hidden in ("p.legend", "#s-comparison .scroll"):
+            box = f"document.querySelector({json.dumps(hidden)})"
+            assert browser.run(f"[{box}.scrollHeight - {box}.clientHeight, {box}.scrollWidth - {box}.clientWidth]") == [
+                0,
+                0,
+            ]
+    assert browser.complaints() == []
+
+
+def test_colours_in_a_table_of_many_solutions_are_those_of_the_charts(browser, tmp_path, results):
+    one = results.comparison.measurements["half"]
+    names = [f"s{seed}" for seed in range(10)]
+    browser.open(build(ranked(dict.fromkeys(names, one), [MEASURES[key] for key in one])).write(tmp_path / "page.html"))
+
+    def colours(legend):
+        keys = f"[...document.querySelectorAll('{legend} .key')].slice(0, 10)"
+        return browser.run(f"{keys}.map(k => getComputedStyle(k.children[0]).backgroundColor)")
+
+    assert colours("p.legend") == colours("figure .legend")
+
+
+def test_names_of_layers_that_are_too_long_for_a_chart_keep_their_ends(browser, tmp_path):
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder_layer_0_attention_query_projection = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.encoder_layer_0_attention_query_projection(x)
+
+    X, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    s = ritz.spectrum(ritz.Hessian(ritz.Risk(Deep(), torch.nn.CrossEntropyLoss(), (X, y))), 5, 2)
+    browser.open(build(s).write(tmp_path / "page.html"))
+    shown = browser.run("[...document.querySelectorAll('text.row')].map(t => t.firstChild.textContent)")
+    assert len(set(shown[:2])) == 2
+    assert shown[0].startswith("…")
+    assert shown[0].endswith("projection.weight")

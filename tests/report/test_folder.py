@@ -83,7 +83,7 @@ def test_a_checkup_is_told_in_the_words_of_the_terminal(tmp_path, checkup):
     text = of_run(tmp_path / "run").to_html()
     assert sections(tmp_path / "run")[:4] == ["Overview", "What was checked", "Ways to multiply", "Time and memory"]
     assert "<p>Not sound: numbers would be wrong, or none.</p>" in text
-    assert "<th>seen</th><th>to do</th>" in text
+    assert '<th scope="col">seen</th><th scope="col">to do</th>' in text
     assert "<td>&lt;b&gt; by 4.0·10⁻⁷</td><td>try dtype=torch.float64</td>" in text
     assert "<td>forward route *</td>" in text
     assert "<td>no second derivative</td>" in text

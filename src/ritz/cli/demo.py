@@ -9,10 +9,9 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from ..tables import Table
 from . import interrupts
 from .screen import (
     DONE,
@@ -170,21 +169,14 @@ def _print(console: Console, found: "digits.Study") -> None:
 
     num_params = digits.spectrum_of(found, found.ends[0]).dim
     sizes = f"{digits.NUM_TRAIN:,} training and {digits.NUM_TEST} test digits"
-    table = Table(
-        title=f"ReLU network of {num_params:,} parameters, {sizes}, {found.settings.epochs} epochs",
-        title_justify="left", title_style="bold", caption=NOTE, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False,
-        show_edge=False,
-    )  # fmt: skip
-    table.add_column("weight decay")
-    for name in found.rows:
-        table.add_column(digits.decay_of(name), justify="right", no_wrap=True)
     errors = [float(row["train_error"].value) for row in found.rows.values()]
-    table.add_row("train acc., %", *(f"{100 * (1 - error):.1f}" for error in errors))
+    rows = [["train acc., %", *(f"{100 * (1 - error):.1f}" for error in errors)]]
     for key, name in digits.COLUMNS.items():
         scale = 100.0 if key == "gap_error" else 1.0  # per cent
-        cells = [cell(affine(row[key], scale)) for row in found.rows.values()]
-        table.add_row(name, *cells, end_section=key in ("gap_loss", "spectral_norm"))
+        rows.append([name, *(cell(affine(row[key], scale)) for row in found.rows.values())])
+    header = ["weight decay", *map(digits.decay_of, found.rows)]
+    title = f"ReLU network of {num_params:,} parameters, {sizes}, {found.settings.epochs} epochs"
     console.print()
-    console.print(table)
+    console.print(Table(header, rows, title=title, notes=(NOTE,), numeric=range(1, len(header))))
     for sentence in digits.findings(found):
         console.print(f"\n{sentence}")

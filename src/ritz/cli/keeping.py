@@ -94,6 +94,6 @@ class Keeper:
         return Measurement(
             estimates=estimates, readings={key: row.reading for key, row in rows.items()},
             conventions={key: row.convention for key, row in rows.items()},
-            model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(),
+            model=f"{type(risk.model).__name__}, {risk.dim:,} parameters", convention=risk.convention(),
             settings=self.settings, seconds={} if subject is None else dict(subject.seconds), **shared,
         )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Output that nobody reads any more: `ritz measure ... | head` ends the reading, and not the work."""
+"""Output that nobody reads any more, or that cannot have every sign: both end no work.
+
+`ritz measure ... | head` ends the reading. A file or terminal in an encoding of few signs (LC_ALL=C, Windows' cp1252)
+is written to in those that it has.
+"""
 
 import contextlib
 import os
@@ -6,16 +10,22 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
+_PLAIN = str.maketrans({"±": "+-", "×": "x", "█": "#", "─": "-", "−": "-", "…": "..."})  # of tables and bars
+
 
 class _Lasting:
-    """A stream whose reader may leave: what is written after that goes nowhere."""
+    """A stream whose reader may leave, and whose encoding may be poor: what is written then goes nowhere, or plain."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         with self._left():
-            self._stream.write(text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:
+                known = text.translate(_PLAIN).encode(error.encoding, "replace")
+                self._stream.write(known.decode(error.encoding))
         return len(text)
 
     def flush(self) -> None:

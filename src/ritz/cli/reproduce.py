@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ..reading import read_json
+from ..tables import Table
 from . import cluster
 from .screen import DONE, INTERRUPTED, complain, counting, new_console, no_stdout
 from .words import typed
@@ -104,12 +102,8 @@ def _rows(out: Path) -> list[dict[str, str]]:
 
 def _list(console: Console, rows: list[dict[str, str]], out: Path) -> None:
     """The same as a table."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("paper", "item", "what", "source", f"in {out}"):
-        table.add_column(name, no_wrap=name in ("paper", "item"))
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
-    console.print(table)
+    header, note = ("paper", "item", "what", "source", "result"), f"result: what there is of it in {out}"
+    console.print(Table(header, [list(row.values()) for row in rows], notes=(note,)))
     console.print("\nritz reproduce PAPER [ITEM] --budget smoke|short|paper")
 
 
@@ -136,22 +130,14 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
 
     own, setting = outcome.experiment, outcome.setting
     named = f"{own.paper} {own.item}: {own.title} ({own.source})"
-    table = Table(
-        title=f"{named}, budget {setting.budget}", title_justify="left", title_style="bold", box=SIMPLE_HEAD,
-        pad_edge=False, show_edge=False,
-    )  # fmt: skip
-    for name in ("where", "claim", "expected", "measured", "verdict"):
-        table.add_column(
-            name, justify="right" if name in ("expected", "measured") else "left", no_wrap=name == "verdict"
-        )
+    rows = []
     for claim in outcome.claims:
         text = claim.text + (f"; short of the paper: {claim.short_of}" if claim.short_of else "")
         where = f"ours, on {claim.where}" if claim.ours else claim.where
-        cells = (where, text, allowed(claim), shown(claim.measured))
-        verdict = f"[{STYLES[claim.verdict]}]{claim.verdict}[/]"
-        table.add_row(*map(escape, cells), verdict)
+        rows.append((where, text, allowed(claim), shown(claim.measured), claim.verdict))
+    header, title = ("where", "claim", "expected", "measured", "verdict"), f"{named}, budget {setting.budget}"
     console.print()
-    console.print(table)
+    console.print(Table(header, rows, title=title, numeric=(2, 3), styles=STYLES))
     for words, ours in (("", False), ("ours: ", True)):
         counted = Counter[str](claim.verdict for claim in outcome.claims if claim.ours == ours)
         if counted:

@@ -29,6 +29,7 @@ READINGS = {
     "lambda_min": "below 0: not a minimum",
     "negative_trace": "sum of those below 0",
 }
+_POSITIVE = {"lambda_min": "0 but for round-off", "negative_trace": "0 but for round-off"}  # of a Gauss-Newton matrix
 
 
 def run(spec: SpectrumSpec) -> int:
@@ -124,7 +125,8 @@ def _table(found: "Spectrum", numbers: "Mapping[str, Estimate]") -> "Table":
     notes = [f"locked eigenvalues, largest first: {outliers}{more}"] if len(found.head) else []
     shown = Measurement(
         estimates=numbers, conventions={key: e.convention.partition(";")[0] for key, e in numbers.items()},
-        readings=READINGS, model=f"matrix of order {found.dim}", convention=found.convention, spectrum=found,
+        readings={**READINGS, **(_POSITIVE if found.convention.startswith("GGN") else {})},
+        model=f"matrix of order {found.dim}", convention=found.convention, spectrum=found,
     )  # fmt: skip
     return replace(shown.table(), notes=(*notes, f"{found.products} products; {found.stop}"))
 

@@ -116,7 +116,7 @@ class _Examination:
     def checkup(self) -> Checkup:
         """What is known."""
         risk = self.risk
-        model = f"{type(risk.model).__name__}, {risk.dim} parameters"
+        model = f"{type(risk.model).__name__}, {risk.dim:,} parameters"
         convention = risk.convention() if self.trials else ""
         return Checkup(
             model=model, convention=convention, findings=tuple(self.findings), trials=self.trials,

@@ -6,6 +6,7 @@ K probes of all groups take the memory of K vectors; one product with the block-
 is given unit vectors instead and found whole: its eigenvalues are exact, at no further sweep.
 """
 
+import math
 import os
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ Groups = Literal["layer", "parameter"] | Mapping[str, str | Sequence[str]]
 Progress = Callable[[int, int], None]  # (sweeps done, sweeps in all)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class BlockSpectra(Result):
     """The spectra of diagonal blocks by name, as one run saw them.
 
@@ -110,13 +111,31 @@ class BlockSpectra(Result):
         ax.plot(high, places, "o", label="largest")
         ax.plot(mean, places, "|", markersize=12, label="mean")
         ax.plot(low, places, "o", fillstyle="none", label="smallest")
-        finite = [abs(x) for x in (*mean, *high) if x]
-        ax.set_xscale("symlog", linthresh=min(finite, default=1.0))
+        if places and min(low) > 0:
+            ax.set_xscale("log")
+        else:
+            _signed_scale(ax, [abs(x) for x in (*low, *mean, *high) if x])
         ax.set_yticks(places, list(self))
         ax.invert_yaxis()
         ax.set(xlabel="eigenvalue")
-        ax.legend()
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
         return ax
+
+
+def _signed_scale(ax: "Axes", sizes: Sequence[float]) -> None:
+    """Both signs on logarithmic axes that meet at 0, where what is linear has a sixth of the decades' width.
+
+    Eight decades at most are told apart: what is smaller is round-off, and drawn near 0.
+    """
+    from matplotlib.ticker import SymmetricalLogLocator
+
+    top = max(sizes, default=1.0)
+    least = 10.0 ** math.floor(math.log10(max(min(sizes, default=1.0), 1e-8 * top)))  # where a label can stand
+    decades = max(math.ceil(math.log10(top / least)), 1)
+    ax.set_xscale("symlog", linthresh=least, linscale=max(decades / 6, 0.5))
+    locator = SymmetricalLogLocator(base=10, linthresh=least, subs=[1.0])
+    locator.set_params(numticks=9)
+    ax.xaxis.set_major_locator(locator)
 
 
 @full_precision()

@@ -2,12 +2,13 @@
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from ..errors import NumericalWarning, callers_level
 from ..intervals import ChiSquare, matched_dof
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, new_axes
@@ -17,8 +18,35 @@ if TYPE_CHECKING:
 
     from .quantities import Spectrum
 
+_DECADES = 1e-8  # of the top: what is drawn of a density that is 0 almost everywhere
 
-def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Estimate:
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Density(Estimate):
+    """A smoothed density, known at some points.
+
+    Attributes:
+        grid: Where (num,), float64; `value` is the density there.
+        width: Of the normal kernel.
+    """
+
+    grid: Tensor
+    width: float
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The curve on a logarithmic scale with its 95 % band."""
+        ax = ax or new_axes()
+        low, high = (torch.as_tensor(end) for end in self.interval())
+        (line,) = ax.plot(self.grid, self.value)
+        ax.fill_between(self.grid, low.nan_to_num(), high.nan_to_num(), alpha=0.25, color=line.get_color(), lw=0)
+        top = float(torch.as_tensor(self.value).max())
+        if top > 0:
+            ax.set(yscale="log", ylim=(_DECADES * top, 3 * top))
+        ax.set(xlabel="eigenvalue", ylabel=f"density, smoothed over {self.width:.2g}")
+        return ax
+
+
+def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density:
     """(1 / P) sum_i N(x - lambda_i, width^2) at each x of the grid; see `Spectrum.density`."""
     grid = default_grid(s) if grid is None else torch.atleast_1d(torch.as_tensor(grid)).double()
     finest = _finest(s)
@@ -30,7 +58,7 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Estimat
             f"width {width:g} is finer than {s.num_steps} steps resolve: what shows are nodes, not eigenvalues; "
             f"take at least {finest:.3g}, or more steps",
             NumericalWarning,
-            stacklevel=3,
+            stacklevel=callers_level(),
         )
     about = s._cost(f"smoothed by a normal kernel of width {width:g}, pointwise")
     head = _smooth(grid, width, s.head, torch.full_like(s.head, 1 / s.dim))
@@ -39,15 +67,17 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Estimat
     if s.tail is None:
         bracket = ((head - moved).clamp(min=0), head + moved) if s.rounding else None
         zero = torch.zeros_like(head)
-        return Estimate(name="density", value=head, stderr=zero, bracket=bracket, exact=True, **about)
+        return Density(
+            name="density", value=head, stderr=zero, bracket=bracket, exact=True, grid=grid, width=width, **about
+        )  # fmt: skip
     curves, depth, rule = _sampled(s, s.tail, grid, width, head)
     value, depth = head + curves.mean(0), depth + moved
     stderr = torch.full_like(value, math.nan)  # of one probe nothing is known
     if s.num_probes > 1:
         stderr = curves.std(0, correction=1) / math.sqrt(s.num_probes)
-    return Estimate(
+    return Density(
         name="density", value=value, stderr=stderr, bracket=((value - depth).clamp(min=0), value + depth), rule=rule,
-        support=(0.0, math.inf), **about,
+        support=(0.0, math.inf), grid=grid, width=width, **about,
     )  # fmt: skip
 
 
@@ -105,15 +135,10 @@ def default_grid(s: "Spectrum", num: int = 512) -> Tensor:
 
 def draw(s: "Spectrum", ax: "Axes | None", width: float | None) -> "Axes":
     """The density on a logarithmic scale with its 95 % band, and the locked outliers as ticks."""
-    ax = ax or new_axes()
-    grid = default_grid(s)
-    width = default_width(s) if width is None else width
-    curve = smoothed(s, grid, width)
-    low, high = (torch.as_tensor(end) for end in curve.interval())
-    (line,) = ax.plot(grid, curve.value)
-    ax.fill_between(grid, low.nan_to_num(), high.nan_to_num(), alpha=0.25, color=line.get_color(), lw=0)
-    ax.plot(s.head, torch.full_like(s.head, 0.02), "|", color=line.get_color(), transform=ax.get_xaxis_transform())
+    curve = smoothed(s, default_grid(s), width)
+    ax, grid = curve.plot(ax), curve.grid
+    color = ax.get_lines()[-1].get_color()
+    ax.plot(s.head, torch.full_like(s.head, 0.02), "|", color=color, transform=ax.get_xaxis_transform())
     top = float(torch.as_tensor(curve.value).max())
-    ax.set(yscale="log", ylim=(0.1 / s.dim / (float(grid[-1] - grid[0]) or 1.0), 3 * top))
-    ax.set(xlabel="eigenvalue", ylabel=f"density, smoothed over {width:.2g}")
+    ax.set(ylim=(0.1 / s.dim / (float(grid[-1] - grid[0]) or 1.0), 3 * top))
     return ax

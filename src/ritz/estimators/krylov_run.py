@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import stopping
 from ..checkpoint import Saved, State
-from ..errors import NonFiniteError, NumericalWarning, StoppedError
+from ..errors import NonFiniteError, NumericalWarning, StoppedError, callers_level
 from ..krylov.head import BlockSpace, Head, find_head
 from ..krylov.lanczos import LanczosState, Reorthogonalize, extend, start, underflows
 from ..krylov.tridiagonal import Tridiagonal
@@ -247,7 +247,7 @@ class KrylovRun:
             self.tails = [self.tail.first(steps).tridiagonal()]
         if broken:
             text += f": {why}"
-            warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=4)
+            warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=callers_level())
         return text
 
     # ------------------------------------------------------------------------------------------- parameters

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch
-from ..errors import NumericalWarning
+from ..errors import NumericalWarning, callers_level
 from ..memory import free_memory
 from ..operators.algebra import Scaled, Shifted
 from ..operators.base import Operator
@@ -110,7 +110,7 @@ class Precision:
             f"products in {kind} are off by {self.distance:.0e} in the first batch, beside those in float64, and "
             f"intervals are widened for it; {self.remedy}",
             NumericalWarning,
-            stacklevel=5,
+            stacklevel=callers_level(),
         )
 
 

@@ -227,11 +227,12 @@ class Spectrum(Result):
         """
         return functions.soft_rank(self, shift)
 
-    def density(self, grid: Tensor | None = None, width: float | None = None) -> Estimate:
+    def density(self, grid: Tensor | None = None, width: float | None = None) -> density.Density:
         """The spectral density on a grid, smoothed by a normal kernel of standard deviation `width`.
 
         (1 / P) sum_i N(x - lambda_i, width^2), with pointwise intervals. The default width is the larger of 1 % of the
-        range and range / num_steps, the finest that the quadrature resolves; a smaller one shows single nodes.
+        range and range / num_steps, the finest that the quadrature resolves; a smaller one shows single nodes. The
+        points are its `.grid`.
 
         Warns:
             NumericalWarning: If `width` is finer than that.

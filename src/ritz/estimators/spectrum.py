@@ -14,7 +14,7 @@ import torch
 
 from .. import stopping
 from ..checkpoint import Checkpoint
-from ..errors import NumericalWarning, StoppedError
+from ..errors import NumericalWarning, StoppedError, callers_level
 from ..fingerprints import resumable
 from ..krylov.head import Head
 from ..krylov.lanczos import Reorthogonalize
@@ -222,7 +222,7 @@ def _judged(run: KrylovRun, found: Spectrum) -> Spectrum:
     if not reason:
         return found
     stop = f"{reason}: {stopping.remedy(reason)}"
-    warnings.warn(stop, NumericalWarning, stacklevel=4)
+    warnings.warn(stop, NumericalWarning, stacklevel=callers_level())
     return replace(found, stop=stop, positive=found.positive and reason != stopping.INDEFINITE)
 
 

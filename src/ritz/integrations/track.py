@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning, RitzError
+from ..errors import NumericalWarning, RitzError, callers_level
 from ..loggers import Fanout, Logger, LoggerLike, Memory, as_logger
 from ..measures.measure import Measurement, measure
 from ..measures.registry import resolve
@@ -192,7 +192,7 @@ class Tracker:
         for note in self._notes():
             log.info("%s", note)
         if self.skipped and not self.record.rows:
-            warnings.warn(f"nothing was looked at: {self._notes()[1]}", NumericalWarning, stacklevel=2)
+            warnings.warn(f"nothing was looked at: {self._notes()[1]}", NumericalWarning, stacklevel=callers_level())
 
     def __enter__(self) -> "Tracker":
         return self.start()
@@ -223,7 +223,9 @@ class Tracker:
         except (RitzError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             if reason not in self.failures.values():
-                warnings.warn(f"step {self.count} could not be looked at: {reason}", NumericalWarning, stacklevel=3)
+                warnings.warn(
+                    f"step {self.count} could not be looked at: {reason}", NumericalWarning, stacklevel=callers_level()
+                )
             self.failures[self.count] = reason
             return None
         self.skipped += 1
@@ -284,7 +286,7 @@ class Tracker:
                     f"the logger {_title(logger)} did not take the row of step {self.count}, which is in "
                     f"tracker.record: {why}; of further rows nothing is said",
                     NumericalWarning,
-                    stacklevel=5,  # where `step` was called
+                    stacklevel=callers_level(),
                 )
 
     def _wait(self) -> None:

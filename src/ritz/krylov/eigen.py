@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import stopping
 from ..checkpoint import Checkpoint, Saved, State
-from ..errors import NonFiniteError, NumericalWarning, StoppedError
+from ..errors import NonFiniteError, NumericalWarning, StoppedError, callers_level
 from ..fingerprints import resumable
 from ..operators.algebra import Metered, project_out
 from ..operators.base import Operator, full_precision
@@ -404,5 +404,5 @@ def _warn(pairs: EigenPairs, tol: float) -> None:
         f"{int((~pairs.converged).sum())} of {len(pairs)} eigenpairs have residuals above tol={tol:g} of the spectral "
         f"norm, the largest {float(pairs.residuals.max()):.2g}; {remedy}",
         NumericalWarning,
-        stacklevel=4,  # over the decorator of `top_eigenpairs`
+        stacklevel=callers_level(),
     )

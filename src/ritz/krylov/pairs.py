@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import stopping
 from ..operators.algebra import Metered
-from ..results import new_axes
+from ..results import entitle, new_axes
 from ..space import row_norms
 from ..storage import Result
 from .lanczos import underflows
@@ -20,6 +20,10 @@ Which = Literal["largest", "smallest", "both", "magnitude"]
 
 
 _SHOWN = 6  # values in a line
+_ORDERS = {
+    "largest": "largest first", "smallest": "smallest first", "both": "from the largest, then to the smallest",
+    "magnitude": "largest in size first",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,7 +70,9 @@ class EigenPairs(Result):
         ax = ax or new_axes()
         ranks = range(1, len(self.values) + 1)
         ax.errorbar(ranks, self.values.numpy(), yerr=self.residuals.numpy(), fmt="o", capsize=3)
-        ax.set(xlabel="rank", ylabel=f"eigenvalue of {self.convention}")
+        ax.set(xlabel=f"rank ({_ORDERS[self.which]})", ylabel="eigenvalue")
+        entitle(ax, self.convention)
+        ax.locator_params(axis="x", integer=True)
         return ax
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import stopping
 from ..checkpoint import Checkpoint, Saved, State
-from ..errors import NonFiniteError, NumericalWarning, StoppedError
+from ..errors import NonFiniteError, NumericalWarning, StoppedError, callers_level
 from ..fingerprints import mark, of_operator, resumable
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
@@ -296,7 +296,7 @@ def _report(op: Metered, run: _Run, x: Tensor, tol: float, max_steps: int, b: Te
             f"{int((~converged).sum())} of {len(converged)} systems not solved to tol={tol:g}, largest relative "
             f"residual {float(relative.max()):.2g}; {stopping.remedy(stop, taken=run.steps) or stop}",
             NumericalWarning,
-            stacklevel=4,  # over the decorator of `solve`
+            stacklevel=callers_level(),
         )
     shape = b.shape[1:]
     found = x.T.reshape(b.shape).contiguous().as_subclass(Solution)

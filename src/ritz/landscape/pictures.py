@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LEVELS = 24  # contours of a plane
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class _Picture(Result):
     """What all of them have: losses on a grid, infinite where the loss is not finite, and 0-1 errors."""
 
@@ -25,7 +25,7 @@ class _Picture(Result):
     convention: str
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Line(_Picture):
     """The loss along a line through the weights.
 
@@ -84,7 +84,7 @@ class Line(_Picture):
         return ax
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Interpolation(_Picture):
     """The loss on the straight line between two solutions.
 
@@ -136,7 +136,7 @@ class Interpolation(_Picture):
         return ax
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plane(_Picture):
     """The loss on a plane through the weights. It is no evidence of convexity: P - 2 directions are not seen.
 
@@ -210,7 +210,7 @@ def _draw_errors(ax: "Axes", coordinates: Tensor, errors: Tensor | None, losses:
     right = ax.twinx()
     right.plot(coordinates, 100 * errors.where(losses.isfinite(), math.nan), color="tab:orange", lw=1.0, alpha=0.8)
     right.set_ylabel("error, %", color="tab:orange")
-    right.set_ylim(bottom=0.0)
+    right.set_ylim(0.0, max(right.get_ylim()[1], 1.0))  # none at all are not drawn as if there were some
     ax.set_zorder(right.get_zorder() + 1)  # the loss is drawn over it
     ax.patch.set_visible(False)
 

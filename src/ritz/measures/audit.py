@@ -378,7 +378,7 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
         ValueError: If it is of another model, other data or settings, or lacks a measure.
     """
     own = {
-        "model": f"{type(risk.model).__name__}, {risk.dim} parameters",
+        "model": f"{type(risk.model).__name__}, {risk.dim:,} parameters",
         "convention": risk.convention(),
         "settings": settings,
     }

@@ -6,7 +6,7 @@ taken probe by probe or item by item, and is known better than either value.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..batches import checksums, tensors_of
 from ..checkpoint import Checkpoint, as_checkpoint
-from ..results import Estimate
+from ..results import Estimate, reach
 from ..risk import Risk
 from ..storage import Result
 from ..tables import Table
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_NAMED = 4  # pairs of solutions in a sentence; the order has all of them
 _DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # of many measures
 
 
@@ -77,7 +78,9 @@ class Ranking(Result):
             return "cannot tell"
         prefers = f"prefers {self.order[0]}" if self.better else f"{self.order[0]} is lowest"
         pairs = zip(pairwise(self.order), self.sure, strict=True)
-        unsure = "cannot tell " + ", ".join(f"{a} from {b}" for (a, b), sure in pairs if not sure)
+        near = [f"{a} from {b}" for (a, b), sure in pairs if not sure]
+        many = f"{len(near)} of {len(self.sure)} neighbours in the order apart"
+        unsure = f"cannot tell {', '.join(near) if len(near) <= _NAMED else many}"
         if all(self.sure):
             return prefers
         return f"{prefers}; {unsure}" if self.sure[0] else unsure
@@ -184,7 +187,7 @@ class Comparison(Result, Mapping[str, Ranking]):
     @overload
     def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes") -> "Axes": ...
     def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure | Axes":
-        """The values of each solution with their 95 % intervals, a panel for each measure: four of them if not said.
+        """The values of the solutions, each with its 95 % interval; a panel for each measure, four if not said.
 
         A given ax has one measure, the first of these.
         """
@@ -197,15 +200,21 @@ class Comparison(Result, Mapping[str, Ranking]):
             if keys and len(drawn) > 1:
                 raise ValueError(f"one ax has one measure, got {', '.join(drawn)}; draw each on its own, or give no ax")
             return self._draw(drawn[0], ax)
-        figure, axes = row_of_axes(len(drawn), width=3.2)
+        names = list(self.measurements)
+        longest = max(map(len, names))
+        figure, axes = row_of_axes(len(drawn), width=3.0 + 0.09 * longest / len(drawn), height=1.4 + 0.22 * len(names))
         for key, panel in zip(drawn, axes, strict=True):
-            self._draw(key, panel)
+            self._draw(key, panel).tick_params(axis="y", labelleft=panel is axes[0])
         return figure
 
     def _draw(self, key: str, ax: "Axes") -> "Axes":
-        for name, found in self.measurements.items():
-            replace(found[key], name=name).plot(ax)
-        ax.set(title=key, ylabel="")
+        """A line for each solution, the first on top: names are long, and may be many."""
+        found = [m[key] for m in self.measurements.values()]
+        values, places = [float(e.value) for e in found], range(len(found))
+        ax.errorbar(values, places, xerr=list(zip(*map(reach, found), strict=True)), fmt="o", capsize=3)
+        ax.set(title=key, ylim=(len(found) - 0.5, -0.5))
+        ax.set_yticks(places, list(self.measurements))
+        ax.grid(axis="y", alpha=0.3)
         return ax
 
     def _drawn(self) -> list[str]:

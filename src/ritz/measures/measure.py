@@ -1,6 +1,7 @@
 """`ritz.measure`: all measures of one solution, from runs that they share."""
 
 import contextlib
+import math
 import os
 import time
 import warnings
@@ -13,10 +14,18 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, Saved, as_checkpoint
-from ..errors import NonFiniteError, NumericalWarning, RankError, StateError, StoppedError, UnsupportedError
+from ..errors import (
+    NonFiniteError,
+    NumericalWarning,
+    RankError,
+    StateError,
+    StoppedError,
+    UnsupportedError,
+    callers_level,
+)
 from ..estimators.quantities import Spectrum
 from ..fingerprints import resumable
-from ..results import Estimate, told_apart
+from ..results import Estimate, to_digits, told_apart
 from ..risk import Risk
 from ..storage import Result
 from ..tables import Table
@@ -215,7 +224,7 @@ def measure(
         warnings.warn(
             "init is the same as the weights: if it is meant to be the start of training, clone it before training",
             NumericalWarning,
-            stacklevel=2,
+            stacklevel=callers_level(),
         )
     with resumable(kept, risk, "measure", asdict(settings), **marks(subject, rows)) as saved:
         if saved.result is not None:
@@ -252,7 +261,7 @@ def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress:
         estimates=estimates, failures={key: outcome for key, outcome in found.items() if isinstance(outcome, str)},
         readings={key: row.reading for key, row in named.items()},
         conventions={key: row.convention for key, row in named.items()}, layer_names=_layer_names(risk),
-        model=f"{type(risk.model).__name__}, {risk.dim} parameters", convention=risk.convention(),
+        model=f"{type(risk.model).__name__}, {risk.dim:,} parameters", convention=risk.convention(),
         settings=subject.settings, seconds={**known.seconds, **subject.seconds}, spectrum=subject.peek(HESSIAN_RUN),
         outputs=subject.peek(FORWARD_PASS), stop=stop or "completed",
     )  # fmt: skip
@@ -340,7 +349,7 @@ class _Clock:
         self.before, self.current, self.shown = 0.0, "", 0.0
         subject.tell, subject.report = self.within, self.checked
         if progress is not None:
-            progress(f"{len(rows)} measures{self._expected(subject.risk)}", 0.0)
+            progress(f"{len(rows)} measure{'s' * (len(rows) != 1)}{self._expected(subject.risk)}", 0.0)
 
     def _expected(self, risk: Risk) -> str:
         """How long it will take, by the time of one gradient; nothing where there is none, as a measure will say."""
@@ -398,5 +407,7 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
     low, high = (float(end) for end in estimate.interval())
     if low == high:
         return estimate.shown(), "exact"
+    if math.isnan(low) or math.isnan(high):
+        return estimate.shown(), "not known"
     digits = told_apart(low, high)
-    return estimate.shown(), f"{low:.{digits}g} to {high:.{digits}g}"
+    return estimate.shown(), f"{to_digits(low, digits)} to {to_digits(high, digits)}"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..batches import Batch
 from ..convolutions import SmoothConvolutions
-from ..errors import NumericalWarning, UnsupportedError
+from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..losses import CallableLoss, Loss
 from ..memory import is_shortage
 from ..plan import Route
@@ -367,7 +367,7 @@ class Hessian(RiskOperator):
         )
 
     def _say(self, text: str) -> None:
-        warnings.warn(text, NumericalWarning, stacklevel=2)
+        warnings.warn(text, NumericalWarning, stacklevel=callers_level())
 
 
 def loss_derivatives(loss: Loss, out: Tensor, data: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

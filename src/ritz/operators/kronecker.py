@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..batches import Batch
 from ..captures import Capture, half, sample_dim, sorted_out
-from ..errors import NumericalWarning, UnsupportedError
+from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..memory import is_shortage
 from ..reducers import Mean
 from ..results import Estimate
@@ -130,7 +130,7 @@ def _warn_of(name: str, remedy: str) -> None:
         f"the eigendecomposition of {name or 'a factor'} failed: {remedy}; more damping, or factors from more "
         "data, keep it from failing",
         NumericalWarning,
-        stacklevel=3,
+        stacklevel=callers_level(),
     )
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from ..batches import DEFAULT_BATCH_SIZE, is_tensors, isolated_rng, map_tensors
-from ..errors import NonFiniteError, NumericalWarning, UnsupportedError
+from ..errors import NonFiniteError, NumericalWarning, UnsupportedError, callers_level
 from ..modes import Forward, Whole
 
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
@@ -238,7 +238,7 @@ class IterateAverage:
     def _warn_if_stale(self) -> None:
         if self._stale:
             message = "BatchNorm's running statistics are those of the last iterate, not of the average: call refresh()"
-            warnings.warn(message, NumericalWarning, stacklevel=3)
+            warnings.warn(message, NumericalWarning, stacklevel=callers_level())
 
     def _placed(self) -> nn.Module:
         """The copy with weights and buffers of the average."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..comm import Group, world
-from ..errors import NumericalWarning, UnsupportedError
+from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..losses import BinaryCrossEntropy, CallableLoss, CrossEntropy, Loss, SquaredError, as_loss
 from ..modes import AVERAGING_WRAPPERS, unwrapped
 from ..operators.base import full_precision
@@ -25,7 +25,7 @@ from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
 from .passes import Watcher
 from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
-from .skipping import callers_level, finite, tell_skipped
+from .skipping import finite, tell_skipped
 
 LossName = Literal["cross_entropy", "mse", "bce"]
 _CALL = (

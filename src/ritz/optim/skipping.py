@@ -1,13 +1,12 @@
 """Gradients that are not finite: the step is skipped, counted and told of, and the run goes on unharmed."""
 
-import sys
 import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ..errors import NumericalWarning
+from ..errors import NumericalWarning, callers_level
 
 REMEDY = "lower the learning rate or raise the damping"
 
@@ -55,11 +54,3 @@ def tell_skipped(skipped: int, *, step: int | None = None, remedy: str = REMEDY)
         NumericalWarning,
         stacklevel=callers_level(),
     )
-
-
-def callers_level() -> int:
-    """The stacklevel of a warning that is to point at the user's line: torch wraps steps, schedulers once more."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("ritz", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level

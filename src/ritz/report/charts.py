@@ -12,6 +12,7 @@ from ..results import Estimate
 
 DIGITS = 5  # of a number on a chart: a pixel needs three
 MOST_POINTS = 3000  # of a cloud of points
+INKS = 8  # colours of series in the style sheet
 MOST_STEPS = 1200  # of a curve over training
 
 Series = dict[str, Any]

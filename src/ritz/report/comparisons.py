@@ -1,19 +1,21 @@
 """Several solutions side by side on the page."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from ..measures.compare import Comparison
 from ..measures.registry import MEASURES
 from ..results import Estimate
-from .charts import Chart, interval, points
+from .charts import INKS, Chart, interval, points
 from .markup import Markup, element
 from .numerals import error, short
 from .page import Block, Section
 from .spectra import density_chart
 
-INKS = 8  # colours in the style sheet
+_LONG = 24  # characters of a name that a page has room for
 OUTCOME = "gap_loss"  # what the other measures are compared with
 _FIRST = ("trace", "spectral_norm", "frobenius_norm", "metric_a")  # what is drawn against the gap at first
 _KINDS = {"same": "good", "opposite": "bad", "mixed": "unsure", "undecided": "unsure"}
@@ -31,10 +33,12 @@ def section(found: Comparison) -> Section:
         True
     """
     names = list(found.measurements)
+    found = shortened(found)
     blocks: list[Block] = [
         f"{len(names)} solutions of one problem, measured with common probes and on common items: differences are "
         "taken in pairs. Where the error bars do not allow an order, it says so.",
-        element("p", *(_swatch(place, name) for place, name in enumerate(names)), class_="legend"),
+        element("p", *(_swatch(*pair, place) for place, pair in enumerate(zip(found.measurements, names, strict=True))),
+                class_="legend"),
         _table(found),
     ]  # fmt: skip
     if found.notes:
@@ -61,6 +65,7 @@ def summary(found: Comparison) -> list[str]:
     """
     if OUTCOME not in found.rankings:
         return []
+    found = shortened(found)
     words: dict[str, list[str]] = {}
     for key in found.rankings:
         if key not in MEASURES or MEASURES[key].family != "gap":
@@ -74,9 +79,46 @@ def summary(found: Comparison) -> list[str]:
     return [f"By the gap in loss: {found[OUTCOME].verdict}.", " ".join(told) or none]
 
 
-def _swatch(place: int, name: str) -> Markup:
+def shortened(found: Comparison) -> Comparison:
+    """The same with names of solutions that are not longer than it takes to tell them apart."""
+    short = dict(zip(found.measurements, apart(list(found.measurements)), strict=True))
+    return replace(
+        found, measurements={short[name]: m for name, m in found.measurements.items()},
+        rankings={
+            key: replace(ranking, order=tuple(short[name] for name in ranking.order))
+            for key, ranking in found.rankings.items()
+        },
+    )  # fmt: skip
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """Long names without the words that all of them begin and end with.
+
+    Example:
+        >>> apart(["resnet18_lr0.1_wd5e-4_seed0_last", "resnet18_lr0.1_wd5e-4_seed12_last"])
+        ['…seed0…', '…seed12…']
+        >>> apart(["seed0", "seed1"])
+        ['seed0', 'seed1']
+    """
+    if len(names) < 2 or max(map(len, names)) <= _LONG:
+        return list(names)
+    words = [re.split(r"([\W_]+)", name) for name in names]  # and what stands between them
+    head, tail = _alike(words), _alike([each[::-1] for each in words])
+    if min(map(len, words)) <= head + tail:
+        return list(names)
+    inner = ["".join(each[head : len(each) - tail]) for each in words]
+    return [f"{'…' * bool(head)}{name}{'…' * bool(tail)}" for name in inner]
+
+
+def _alike(rows: Sequence[Sequence[str]]) -> int:
+    """How many members all rows have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
+
+
+def _swatch(name: str, whole: str, place: int) -> Markup:
     dot = Markup('<i class="points"></i>')
-    return element("span", dot, element("span", name), class_=f"key ink-{place % INKS}")
+    title = whole if whole != name else None
+    return element("span", dot, element("span", name), class_=f"key ink-{place % INKS}", title=title)
 
 
 def _table(found: Comparison) -> Markup:
@@ -85,7 +127,8 @@ def _table(found: Comparison) -> Markup:
     head = [element("th", name, scope="col") for name in names]
     head += [element("th", name, scope="col", class_="number") for name in found.measurements]
     rows = [_row(found, key, outcome) for key in found.rankings]
-    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_="stack compared")
+    kind = "stack compared" + " many" * (len(found.measurements) > INKS)  # each row a card
+    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_=kind)
     return element("div", table, class_="scroll", tabindex="0")
 
 
@@ -160,5 +203,5 @@ def _points(found: Comparison, key: str) -> list[dict[str, object]]:
     for place, (name, m) in enumerate(found.measurements.items()):
         (x, *across), (y, *up) = _ends(m[key]), _ends(m[OUTCOME])
         ends = {"xlow": across[:1], "xhigh": across[1:], "low": up[:1], "high": up[1:]}
-        series.append(points(name, [x], [y], color=place, **ends))
+        series.append(points(name, [x], [y], color=place % INKS, **ends))
     return series

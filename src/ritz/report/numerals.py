@@ -52,6 +52,8 @@ def known(estimate: Estimate) -> str:
         '0.499998 to 0.500002'
     """
     low, high = interval(estimate)
+    if math.isnan(low) or math.isnan(high):
+        return "not known"
     return "exact" if low == high else f"{short(low, digits := told_apart(low, high))} to {short(high, digits)}"
 
 

@@ -7,7 +7,7 @@ import torch
 from ..estimators.quantities import Spectrum
 from ..results import Estimate
 from ..tables import Table
-from .charts import Chart, Series, interval, line, points, rug
+from .charts import INKS, Chart, Series, interval, line, points, rug
 from .numerals import typeset
 from .page import Block, Section
 
@@ -68,7 +68,7 @@ def density_chart(spectra: Mapping[str, Spectrum]) -> Chart:
         grid = one.default_grid(count)
         curve = one.density(grid)
         low, high = (torch.as_tensor(end) for end in curve.interval())
-        about = {"color": place, "hidden": place >= MOST_SHOWN}
+        about = {"color": place % INKS, "hidden": place >= MOST_SHOWN}
         series.append(line(name or "density", grid, torch.as_tensor(curve.value), low, high, **about))
         if len(one.head):
             text = [typeset(f"± {residual:.1e}") for residual in one.head_residuals.tolist()]

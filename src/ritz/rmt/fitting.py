@@ -27,7 +27,7 @@ _LEVELS = 24  # at which distribution functions are compared: quantiles of the l
 _ROUND_OFF = 1e-12  # of shares that all probes agree on
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LawFit(Result):
     """A law with the scale of a measured spectrum, and how far the two are apart.
 
@@ -78,6 +78,8 @@ class LawFit(Result):
     def __str__(self) -> str:
         lines = [f"{self.law}", *map(str, (self.edge, self.distance, self.skewness, self.kurtosis, self.outside))]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def fit(

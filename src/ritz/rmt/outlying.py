@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SURE = 0.975  # probability of the bound on what the probes of a run have not seen, on each side
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Outliers(Result):
     """The eigenvalues that noise of a given level does not explain.
 

@@ -112,6 +112,7 @@ def test_distributions_draw_themselves():
     ax = whole.plot()
     assert sum(patch.get_height() for patch in ax.patches) == 30
     assert ax.get_xlabel() == "margin"
+    assert {bool(patch.get_hatch()) for patch in ax.patches} == {False, True}  # right and wrong without colours too
     assert [label.get_text() for label in whole.plot(kind="box").get_xticklabels()] == ["all", "right", "wrong"]
     same = margins(2.0, 2.0)
     assert same.plot().get_title() == "all the same"

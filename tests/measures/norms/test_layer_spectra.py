@@ -289,6 +289,14 @@ def test_spectra_load_back_equal_and_draw_themselves(tmp_path):
     assert found != layer_spectra(risk_of(noise(80, 60, 1)))
 
 
+def test_many_layers_have_shades_of_their_own_and_a_legend_that_fits():
+    found = layer_spectra(risk_of(*(noise(8, 6, n) for n in range(30))))
+    ax = found.plot()
+    assert len({line.get_color() for line in ax.lines}) == 30
+    assert len(ax.get_legend().get_texts()) <= 12
+    assert len(repr(found)) < 400
+
+
 def test_progress_counts_layers():
     seen = []
     layer_spectra(problem("mlp_relu").risk(), progress=lambda *args: seen.append(args))

@@ -92,7 +92,7 @@ class Box:
         return cls(low, q1, median, q3, high, tuple(fliers))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginDistribution(Result):
     """The margins of all items, and what describes their distribution (seed 003, figure 4c).
 
@@ -173,7 +173,7 @@ class MarginDistribution(Result):
         width = edges[1:] - edges[:-1]
         ax.bar(edges[:-1], right, width, align="edge", color="C0", label="right")
         if wrong.any():
-            ax.bar(edges[:-1], wrong, width, bottom=right, align="edge", color="C3", label="wrong")
+            ax.bar(edges[:-1], wrong, width, bottom=right, align="edge", color="C1", hatch="///", label="wrong")
         ax.axvline(self.quantile(0.5), color="0.2", lw=1, label="median")
         ax.set(xlabel=self.name, ylabel="items", title=self._shape())
         ax.legend()

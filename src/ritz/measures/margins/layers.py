@@ -38,7 +38,7 @@ _DUAL = {"l2": 2.0, "l1": torch.inf, "linf": 1.0}  # order of the norm of the gr
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LayerMargins(Result):
     """Margins of every item at the input of the network and of its linear and convolutional layers.
 

@@ -30,7 +30,7 @@ _PIECE = 256  # samples of a batch
 _AXES = {"aceht": "ACEHT", "bound": "margin bound", "margin": "output margin"}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginStudy(Result):
     """How per-sample Hessian traces go with margins; right and wrong predictions apart, with and without outliers.
 
@@ -65,6 +65,8 @@ class MarginStudy(Result):
                 group: PointCorrelations = getattr(getattr(self, key), kind)
                 lines.append(f"{name:>13}, {kind + ':':<10} {group.pearson.reason or _row(group)}, n = {group.n}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def plot(self, ax: "Axes | None" = None, *, against: Against = "aceht") -> "Axes":
         """Every sample, its trace up and "aceht", "bound" or "margin" across."""

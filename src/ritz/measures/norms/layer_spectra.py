@@ -29,10 +29,11 @@ from .matrix_laws import MIN_TAIL, Bulk, PowerLaw, fit_bulk, fit_power_law
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_TOLD = 12  # layers that a legend has room for
 MIN_EIGENVALUES = 50  # fewer do not tell one tail from another
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LayerSpectrum(Result):
     """The spectrum of one weight matrix.
 
@@ -113,7 +114,7 @@ class LayerSpectrum(Result):
         return Estimate(name=name, value=value, stderr=stderr, rule=rule, convention=text)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LayerSpectra(Result):
     """The spectra of all weight matrices of a network. Every number is a mean over layers, which are its parts.
 
@@ -177,15 +178,20 @@ class LayerSpectra(Result):
         return Estimate(name=name, value=value, stderr=stderr, rule=StudentT(dof), **fields)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """For each layer the share of eigenvalues above lambda, on logarithmic axes, and the power law of its tail."""
+        """For each layer the share of eigenvalues above lambda, on logarithmic axes, and the power law of its tail.
+
+        Many layers go from dark to light with their depth, and some of them are named.
+        """
         ax = ax or new_axes()
-        for name, layer in self.layers.items():
+        colors = _by_depth(len(self.layers))
+        told = -(-len(self.layers) // _TOLD)
+        for place, (name, layer) in enumerate(self.layers.items()):
             x = layer.eigenvalues[layer.eigenvalues > 0]
             if not len(x):
                 continue
             above = torch.arange(len(x), 0, -1, dtype=torch.float64) / len(x)
             label = name if layer.tail is None else f"{name}, α = {layer.tail.alpha:.2f}"
-            (curve,) = ax.plot(x, above, ".", ms=3, label=label)
+            (curve,) = ax.plot(x, above, ".", ms=3, color=colors[place], label=None if place % told else label)
             if layer.tail is not None:
                 ends = torch.tensor([layer.tail.x_min, float(x[-1])], dtype=torch.float64)
                 share = layer.tail.num_tail / len(x) * (ends / ends[0]) ** (1 - layer.tail.alpha)
@@ -193,6 +199,14 @@ class LayerSpectra(Result):
         ax.set(xscale="log", yscale="log", xlabel="eigenvalue λ of W'W", ylabel="share of eigenvalues above λ")
         ax.legend(fontsize="small", frameon=False, loc="lower left", markerscale=3)
         return ax
+
+
+def _by_depth(count: int) -> list[Any]:
+    """A colour for each layer: of matplotlib's cycle for as many as it has, and shades beyond it."""
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis"]
+    return [f"C{n}" for n in range(count)] if count <= 10 else [shades(0.95 * n / (count - 1)) for n in range(count)]
 
 
 def layer_spectra(

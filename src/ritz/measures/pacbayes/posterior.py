@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...batches import Batch
-from ...errors import NonFiniteError, NumericalWarning, UnsupportedError
+from ...errors import NonFiniteError, NumericalWarning, UnsupportedError, callers_level
 from ...intervals import Exact, IntervalRule, StudentT
 from ...krylov.eigen import EigenPairs
 from ...operators.base import full_precision
@@ -336,7 +336,7 @@ def _verdict(low: float, high: float, drop: float) -> str:
         stop = f"no sigma found: accuracy does not fall by {drop:g} up to sigma = {low:.3g}"
     else:
         stop = f"no sigma found: accuracy itself is no more than {drop:g}"
-    warnings.warn(f"{stop}; take another drop", NumericalWarning, stacklevel=4)  # the caller, past a decorator
+    warnings.warn(f"{stop}; take another drop", NumericalWarning, stacklevel=callers_level())
     return stop
 
 

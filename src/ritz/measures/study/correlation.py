@@ -33,7 +33,7 @@ Column = Estimate | Tensor | Array | Sequence[float]
 SYMBOLS = {"pearson": "r", "spearman": "rho", "kendall": "tau"}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Correlation(Result):
     """A correlation with its interval and the p-value of no relation.
 
@@ -90,6 +90,8 @@ class Correlation(Result):
         low, high = self.interval()
         p = f"p = {self.p_value:.3g} ({self.p_method})"
         return f"{symbol} {self.value:.3f} in [{low:.3f}, {high:.3f}], {p}, n = {self.n}"
+
+    __repr__ = __str__
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The value with its 95 % interval."""
@@ -220,7 +222,7 @@ def without_outliers(x: Column, y: Column, *, num_neighbors: int = 20) -> tuple[
     return torch.from_numpy(a)[mask], torch.from_numpy(b)[mask], mask
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PointCorrelations(Result):
     """How a bound goes with the traces, over one kind of points.
 
@@ -247,7 +249,7 @@ class PointCorrelations(Result):
         return self.pearson.n
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginCorrelations(Result):
     """The study of seed 003: per-sample Hessian traces against what a forward pass gives, for two kinds of points.
 
@@ -282,6 +284,8 @@ class MarginCorrelations(Result):
         if self.reliability < 1:
             lines.append(f"probe noise keeps r under {math.sqrt(self.reliability):.3f}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Every point, its bound across and its trace up; outliers are hollow (figure 3 of seed 003)."""

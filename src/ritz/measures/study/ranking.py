@@ -66,7 +66,7 @@ class StudyRow(Result):
     reason: str = ""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Study(Result, Mapping[str, StudyRow]):
     """What many runs say of many measures, best first: `study["trace"].verdict`.
 
@@ -109,6 +109,8 @@ class Study(Result, Mapping[str, StudyRow]):
 
     def __str__(self) -> str:
         return str(self.table())
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return self.table().to_html()

@@ -98,7 +98,7 @@ class Drawing {
     if (named.length < 2) return;
     this.series.forEach((s, i) => {
       if (!s.name || s.silent) return;
-      const key = make(this.legend, "button", { type: "button", class: `key ink-${s.color % INK}` });
+      const key = make(this.legend, "button", { type: "button", class: `key ink-${s.color % INK}`, title: s.name });
       make(key, "i", { class: s.kind });
       make(key, "span", {}, s.name);
       key.setAttribute("aria-pressed", !this.hidden.has(i));
@@ -142,7 +142,7 @@ class Drawing {
     this.spec.y.categories.forEach((name, i) => {
       const p = this.y.at(i);
       make(grid, "line", { x1: left, x2: right, y1: p, y2: p });
-      const cut = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+      const cut = name.length > most ? `…${name.slice(1 - most)}` : name; // names of layers differ at their ends
       const text = make(grid, "text", { class: "row", x: left - 8, y: p + 4, "text-anchor": "end" }, cut);
       make(text, "title", {}, name);
     });
