@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Training by curvature: KFAC in a loop that stays as it is
+# # Training with curvature: KFAC in a loop that stays as it is
 # KFAC divides the gradient by the curvature of the mean loss, layer by layer, plus a damping in the same units. Far
 # above the curvature, damping makes it into SGD with rate lr / damping; below it, the two part. Here both train an
 # autoencoder of small digits, whose curvature spans many orders of magnitude.
