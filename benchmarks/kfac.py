@@ -379,7 +379,9 @@ algorithms.
 All cases take turns in {rounds} rounds of one run. A ratio is relative to SGD in the same round; the tables give its
 median over rounds, with minimum and maximum.
 
-{precisions} In both, KFAC's factors and its products with eigenvectors use TF32; the eigendecompositions do not.
+{precisions}
+
+In both, KFAC's factors and its products with eigenvectors use TF32; the eigendecompositions do not.
 
 Written by `python benchmarks/kfac.py --page benchmarks/results docs` from `benchmarks/results/kfac.json`: {machine},
 torch {torch}, commit {commit}.
