@@ -413,9 +413,9 @@ images at the end of training. The grid runs use separate seeds: {plain_grid_see
 KFAC. Arms that serve as a comparison for another arm use the rate of that arm, and so do the longer runs.
 
 **KFAC** has its defaults, which are the intervals of seed 004's authors: statistics every 10 steps, eigenvectors every
-100. A number after KFAC is its damping. *Learned* is `AutoDamping` with its default rule (equation 15 of seed 004),
-starting from that value and updated every {every} steps. `kl_clip` is {kl_clip:g}. A run is *lost* when the loss of a
-batch exceeds ten times the loss of a uniform guess.
+100 steps. A number after KFAC is its damping. *Learned* is `AutoDamping` with its default rule (equation 15 of seed
+004), starting from that value and updated every {every} steps. `kl_clip` is {kl_clip:g}. A run is *lost* when the loss
+of a batch exceeds ten times the loss of a uniform guess.
 
 Written by `python benchmarks/convergence.py --page benchmarks/results docs` from `benchmarks/results/convergence.json`:
 {machine}, torch {torch}, commit {commit}, {minutes:.0f} minutes in total. Times are CPU seconds of one thread for
