@@ -244,7 +244,7 @@ def relative_flatness(
         layer: Name of a module or of its weight; None takes the last nn.Linear with a chosen weight, in the order of
             `named_modules`.
         num_probes: Products to spend; exact by as many products as the layer has weights, where these are no more.
-        seed: Of the probes.
+        seed: Seed of the probes.
         checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept.
 
     Example:
