@@ -12,8 +12,8 @@ With H_b = H + X the curvature of one batch, mu = Tr H / P, a^2 = Tr (H - mu I)^
     LevenbergMarquardt   delta <- delta w^(+-1)   by how well the quadratic model foretold the last step
     Constant             delta
 
-The first adds a squared curvature to a curvature: if the loss is multiplied by c, delta grows by c^2 but the matrix grows
-by c. The next two do not depend on the units of the loss.
+The first adds a squared curvature to a curvature: if the loss is multiplied by c, delta grows by c^2 but the matrix
+grows by c. The next two do not depend on the units of the loss.
 """
 
 import math
@@ -250,11 +250,11 @@ class LevenbergMarquardt:
 
         rho > upper:  delta <- delta omega          rho < lower:  delta <- delta / omega
 
-    The authors of seed 004 found this rule unstable, but their code has the wrong sign in the denominator: there, a good
-    step has rho < 0 and raises the damping. With the correct sign, it lost or stalled every run of a small network at
-    learning rate 0.003, with rho near 1 as the damping fell (`ritz reproduce damping rules`): it is made for steps of
-    full length. If the model predicts no decrease (momentum may step uphill), rho has no meaning, and the damping does
-    not change. The defaults are those of kfac-jax, for a refresh every 5 steps.
+    The authors of seed 004 found this rule unstable, but their code has the wrong sign in the denominator: there, a
+    good step has rho < 0 and raises the damping. With the correct sign, it lost or stalled every run of a small network
+    at learning rate 0.003, with rho near 1 as the damping fell (`ritz reproduce damping rules`): it is made for steps
+    of full length. If the model predicts no decrease (momentum may step uphill), rho has no meaning, and the damping
+    does not change. The defaults are those of kfac-jax, for a refresh every 5 steps.
 
     Args:
         start: The initial damping; None uses that of the optimiser.
