@@ -104,7 +104,7 @@ class Run:
             lock = held.enter_context(_locked(path))
             # as it is now that no other process has it
             there = _same(cls.open(path) if (path / HEADER).exists() else None, own)
-            how = "started" if there is None else "gone on with"
+            how = "started" if there is None else "resumed"
             run = there or cls(path, _header(command, settings, own, about), {})
             if run.state != "done":
                 run._begin(how, lock)

@@ -105,7 +105,7 @@ class Checkup(Result):
         >>> found.healthy, found.advice()
         (True, [])
         >>> found
-        Checkup(Linear, 4 parameters; sound: nothing stands against a run)
+        Checkup(Linear, 4 parameters; sound: no problem found)
     """
 
     model: str
@@ -122,7 +122,7 @@ class Checkup(Result):
     @property
     def verdict(self) -> str:
         """Whether a run would be sound, as a sentence."""
-        return "sound: nothing stands against a run" if self.healthy else "not sound: numbers would be wrong, or none"
+        return "sound: no problem found" if self.healthy else "not sound: numbers would be wrong, or none"
 
     def __getitem__(self, name: str) -> Finding:
         found = {finding.name: finding for finding in self.findings}

@@ -128,7 +128,7 @@ class Audit(Result):
         ]
         kept = [f"{name}: {TRANSFORMS[name].text}; {self._same(name)}" for name in self.after]
         not_done = [f"{name}: not done, {why}" for name, why in self.refused.items()]
-        signs = f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; - not measured"
+        signs = f"×c changed by that factor; = within {TOLERANCE:.0%}; ? unknown within the error bar; - not measured"
         title = f"{self.before.model}: what moves when the function does not (factor {self.strength:g})"
         return Table(
             ("measure", "as it is", *self.after), rows, title=title, notes=(*kept, *not_done, signs),
