@@ -84,7 +84,7 @@ class Run:
         """Begin a run, or go on with the same one.
 
         Args:
-            folder: Of the run; None makes the next numbered one in ritz-runs, as ritz-runs/measure-3.
+            folder: Folder of the run; None creates the next numbered one in ritz-runs, such as ritz-runs/measure-3.
             command: What is run.
             settings: How it is run.
             identity: What makes it this run and no other, command included; command and settings if not said.

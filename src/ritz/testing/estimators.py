@@ -37,7 +37,7 @@ def check_estimator(
         estimate_fn: From a seed to an `Estimate`.
         truth: The number that is estimated, or a tensor of them; coverage is then the mean over its entries.
         num_seeds: Seeds 0 ... num_seeds - 1.
-        level: Of the interval.
+        level: Level of the interval.
         low: Smallest coverage allowed.
         high: Largest; 1.0 for quantities with one-sided bounds or brackets, which hold every time, and whose standard
             errors may then be too large.

@@ -23,7 +23,7 @@ def check_operator(operator: Operator, *, seed: int = 0, rtol: float | None = No
 
     Args:
         operator: What is checked.
-        seed: Of the vectors it is checked with.
+        seed: Seed of the vectors it is checked with.
         rtol: Largest relative error; by default 1e-9 in float64 and 1e-3 below. Give more for central differences.
 
     Raises:

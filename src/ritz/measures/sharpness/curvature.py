@@ -121,7 +121,7 @@ def top_log_product(
     Args:
         source: The matrix, or its largest eigenpairs.
         k: How many; fewer where the matrix is smaller.
-        seed: Of the search for the pairs.
+        seed: Seed of the search for the pairs.
         progress: Called as progress(products done, most products).
 
     Raises:
@@ -181,7 +181,7 @@ def layer_spectral_norms(
         operator: The matrix.
         tol: Residual allowed, relative to the norm of the block.
         max_products: Most products to spend on each block; see `top_eigenpairs`.
-        seed: Of the searches.
+        seed: Seed of the searches.
         progress: Called as progress(blocks done, blocks in all).
         checkpoint: A folder, or a `ritz.Checkpoint`, in which the search of each block keeps its state.
 

@@ -52,9 +52,9 @@ def epsilon_sharpness(
         subspace: None for A = I, the whole space. A number p for a random matrix A of p columns (100 in the paper)
             with standard normal entries, neither orthogonal nor normalised, so that |A y| grows with sqrt(P p); it is
             held in memory, p times the weights.
-        iterations: Of L-BFGS-B from each start; 10 in the paper.
+        iterations: Number of iterations of L-BFGS-B from each start; 10 in the paper.
         num_starts: The first is w, the others are random points of the inner half of the box.
-        seed: Of A and of the random starts.
+        seed: Seed of A and of the random starts.
         progress: Called as progress(iterations done, iterations at most).
 
     Example:
@@ -139,14 +139,14 @@ def worst_case_sharpness(
         adaptive: Measure the distance relative to the weights. With eta = 0 this is invariant to the rescaling of
             layers that leaves the function as it is (Dinh et al. 2017). T covers every chosen parameter, biases and
             normalisation included, where peers differ; `risk.restrict("*weight")` leaves biases out.
-        eta: Of T; 0.01 in ASAM. With 0 a weight that is 0 does not move.
-        steps: Of the ascent: the first 3 from each start, the others from the best point that was met.
+        eta: The eta of T; 0.01 in ASAM. With 0 a weight that is 0 does not move.
+        steps: Number of steps of the ascent: the first 3 from each start, the others from the best point that was met.
         num_starts: The first is w, the others are random points on the sphere or in the box, which matter at a minimum.
             With one step there is only the first.
         batch_size: m, for m-sharpness: the mean over batches of m samples of the rise of each batch's own loss. None
             takes the loss of all data.
         num_batches: How many disjoint batches; None takes as many as there are.
-        seed: Of the batches and of the random starts.
+        seed: Seed of the batches and of the random starts.
         progress: Called as progress(passes over a batch or the data done, in all).
 
     Example:
@@ -206,9 +206,10 @@ def average_case_sharpness(
         rho: Standard deviation, or half the width, of every coordinate.
         norm: "l2" or "linf".
         adaptive: Displacements relative to the weights.
-        eta: Of T.
-        num_draws: Of d; each is used with both signs, so that the gradient cancels. The error is over draws.
-        seed: Of the draws, which are common to all checkpoints of a network.
+        eta: The eta of T.
+        num_draws: Number of draws of d; each is used with both signs, so that the gradient cancels. The error is over
+            draws.
+        seed: Seed of the draws, which are common to all checkpoints of a network.
         progress: Called as progress(passes over the data done, in all).
 
     Example:

@@ -76,7 +76,7 @@ class Study(Result, Mapping[str, StudyRow]):
         columns: The values of the measures and the target, (runs,) each, NaN where missing.
         errors: Their standard errors, NaN where not known.
         axes: The hyper-parameters of the runs.
-        level: Of verdicts and intervals.
+        level: Level of verdicts and intervals.
         left_out: Columns that are neither measure nor axis nor target, with the reason.
         notes: What to know before trusting it.
 
