@@ -22,7 +22,7 @@ class CrossEntropy:
     logits is s_i (diag(p) - p p') with s_i the sum of its (smoothed, weighted) target.
 
     Args:
-        class_dim: Where the classes are. None takes torch's place, 1, for (B, C, ...), or the last, for language
+        class_dim: Dimension of the classes. None uses torch's, 1, for (B, C, ...), or the last, for language
             models' (B, T, C) with targets (B, T).
 
     Example:

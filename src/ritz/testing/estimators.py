@@ -24,7 +24,7 @@ def check_estimator(
     unbiased: bool = True,
     rtol: float = 1e-8,
 ) -> float:
-    """Hold an estimator to its error bars, over many seeds, against a known truth.
+    """Check the error bars of an estimator over many seeds, against a known truth.
 
     An exact estimate must equal the truth and have no standard error. A sampled one must be right on average, to four
     standard errors of the mean over seeds (and the width of its bracket, where it has one), its interval must hold the
@@ -48,7 +48,7 @@ def check_estimator(
         The coverage, 1.0 for exact estimates.
 
     Raises:
-        AssertionError: Naming the first thing that does not hold, with its size.
+        AssertionError: Names the first check that fails, with the size of the error.
 
     Example:
         >>> from ritz.operators import DenseOperator
