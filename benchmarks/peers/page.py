@@ -105,6 +105,8 @@ marked as extrapolated.
 
 **Columns and rows of the tables:**
 
+- In the tables of targets, "times curvlinops" or "times the best peer" is the time of that tool divided by the time of
+  ritz. The name in parentheses is the mode of ritz, see below.
 - "per gradient" is the time of one product divided by the time of one gradient of the same batch, eager or compiled.
 - "error" is the relative distance of the first product from the same product in float64, computed by reverse over
   reverse mode.
