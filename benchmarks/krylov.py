@@ -309,25 +309,29 @@ def page(folder: Path, target: Path) -> None:
 PAGE = """# Which Krylov run?
 
 The default run locks the outliers first. This page compares it with the alternatives, `reorthogonalize="full"` and
-`"none"`, and with two peers through their own code: hessian-eigenthings 1.0.0a5 (`spectral_density`: full
-re-orthogonalisation) and curvlinops 3.0.1 (its Lanczos: none). Each method sees products with a matrix that is known in
-full; errors are root mean squares over seeds, relative to its eigenvalues. An outlier lies above 5 % of the largest
-eigenvalue; the density is smoothed by 1 % of the range and compared above that edge; c is relative to the largest.
+`"none"`, and with two peers, run through their own code: hessian-eigenthings 1.0.0a5 (`spectral_density`, full
+re-orthogonalisation) and curvlinops 3.0.1 (its Lanczos, no re-orthogonalisation).
+
+Each method sees only products with a matrix whose eigenvalues are known. Errors are root mean squares over seeds,
+relative to the values from these eigenvalues. An outlier is an eigenvalue above 5 % of the largest. The density is
+smoothed by 1 % of the range and compared above that threshold. c is relative to the largest eigenvalue.
 
 Written by `python benchmarks/krylov.py --page benchmarks/results docs` from the files in `benchmarks/results`.
 
 ![Error against products spent](krylov.png)
 
-What it says:
+Results:
 
-- From 400 products on, locking makes the error of the trace 10 to 50 times smaller than that of the best alternative,
-  that of Tr A² 200 times and more, that of the outlier density 58 times and more; at 200 products the trace gains 5 to
-  60 times. At 100, on LeNet-5 with its 22 to 24 outliers, nothing is locked yet, and the products of the head are lost.
-- Without re-orthogonalisation outliers are found many times over. Integrals do not mind: from 400 products on `none`
+- **Locking.** From 400 products on, locking makes the error of the trace 10 to 50 times smaller than that of the best
+  alternative. The error of Tr A² is at least 200 times smaller, and that of the outlier density at least 58 times. At
+  200 products, the error of the trace is 5 to 60 times smaller. At 100 products on LeNet-5, with its 22 to 24 outliers,
+  nothing is locked yet, and the products spent on the head are wasted.
+- **No re-orthogonalisation** finds outliers many times over. Integrals are not affected: from 400 products on, `none`
   and `full` agree.
-- The log-determinant gains least, at the smaller shift 1.5 times or nothing: it lives in the bulk, which no head holds.
-- From 400 to 800 products the errors of the default run stay: more steps resolve the bulk better, but the probes, eight
-  of them, set the error of averages. Ask for a tolerance (`tol=`) and it adds probes.
+- **The log-determinant** gains least: at the smaller shift 1.5 times or nothing. It depends on the bulk, which no head
+  contains.
+- **More steps.** From 400 to 800 products, the errors of the default run do not change. More steps resolve the bulk
+  better, but the eight probes determine the error of averages. Pass a tolerance (`tol=`) to add probes.
 """
 
 _TITLES = {

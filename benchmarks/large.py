@@ -183,12 +183,13 @@ def page(results: Path, docs: Path) -> None:
     report = read(results / FILE)
     said = report["settings"]
     intro = f"""
-        Written by `python benchmarks/large.py --page benchmarks/results docs` from `benchmarks/results/{FILE}`:
-        {report["machine"]["device_name"]}, torch {report["versions"]["torch"]}, transformers
-        {report["versions"]["transformers"]}, commit {report["commit"]}. Float32 throughout, with TF32 in products of
-        matrices {"on" if said["tf32"] else "off"}; {said["batches"]} batches of {said["batch_size"]} sequences of
-        {said["tokens"]} tokens, at random weights. "in gradients" is the time over that of the gradient of the same
-        data in the same process; GiB is the largest memory that was held on the device, model and vectors included."""
+        The tables show time and memory on one device: {report["machine"]["device_name"]}, torch
+        {report["versions"]["torch"]}, transformers {report["versions"]["transformers"]}, commit {report["commit"]}. All
+        runs are in float32, with TF32 in matrix products {"on" if said["tf32"] else "off"}. The data are
+        {said["batches"]} batches of {said["batch_size"]} sequences of {said["tokens"]} tokens, and the weights are
+        random. "in gradients" is the time divided by that of a gradient of the same data in the same process. GiB is
+        the peak memory on the device, including model and vectors. The page is written by `python benchmarks/large.py
+        --page benchmarks/results docs` from `benchmarks/results/{FILE}`."""
     out = ["# Large models", "", textwrap.fill(textwrap.dedent(intro).strip(), 120), ""]
     for name in dict.fromkeys(row["model"] for row in report["rows"]):
         own = [row for row in report["rows"] if row["model"] == name]
@@ -211,9 +212,10 @@ def _findings(rows: list[dict[str, Any]]) -> list[str]:
     by = {row["what"].partition(",")[0]: row for row in rows}
     first, spectrum, layers = rows[0], by["spectrum of G"], by["traces of the layers of G"]
     said = f"""
-        One v'Gv is {first["v'Gv"]:.6g} here and {first["float64"]:.6g} in float64 by differences, {first["error"]:.1e}
-        apart. Largest eigenvalue {spectrum["lambda_max"]:.4g}, trace {layers["trace"]:.4g} +-
-        {layers["stderr"]:.2g} from {layers["products"]} probes; the parameters with the largest shares of it:"""
+        One quadratic form v'Gv is {first["v'Gv"]:.6g} here and {first["float64"]:.6g} in float64 by
+        differences, a relative difference of {first["error"]:.1e}. The largest eigenvalue is
+        {spectrum["lambda_max"]:.4g}. The trace is {layers["trace"]:.4g} +- {layers["stderr"]:.2g} from
+        {layers["products"]} probes. The parameters with the largest shares of the trace are:"""
     most = sorted(layers["layers"].items(), key=lambda item: -item[1][0])[:5]
     table = ["| parameter | trace | standard error |", "| --- | --- | --- |"]
     table += [f"| `{name}` | {value:.4g} | {error:.1g} |" for name, (value, error) in most]

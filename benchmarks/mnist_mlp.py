@@ -90,47 +90,53 @@ def page(folder: Path, target: Path) -> None:
 PAGE = """# The papers' MNIST network over {seeds} seeds
 
 Seeds 000 and 002 train a network of {num_params:,} parameters on MNIST, 784-10-100-10 with ReLU, once at each weight
-decay, and print what its Hessian looks like (seed 000, figure 2; seed 002, table 1). How much of that is the network
-and how much the seed? Here it is trained {seeds} times at each weight decay: SGD with momentum 0.9 on batches of 128,
-{epochs} epochs, the rate 0.01 for half of them, then falling linearly to a hundredth of it at 90 % (seed 000, A.2),
-weight decay on all parameters, PyTorch's own initialisation, pixels mapped to [-1, 1]. A seed gives one start and one
-order of batches to all its weight decays. The first {train:,} images of the training set are trained on; the Hessian
-is that of their loss, without the penalty. Held out are the last {val:,}, and beside them the official test set of
-{test:,}.
+decay, and print properties of its Hessian (seed 000, figure 2; seed 002, table 1). How much of this is due to the
+network, and how much to the random seed? To find out, we train the network {seeds} times at each weight decay.
 
-A number of one run, as the papers print it, *holds* where it lies in the 95 % prediction interval of our seeds,
-mean ± t s √(1 + 1/n), to the digits that it is written with. With many numbers one in twenty may fall outside by
-chance alone, and numbers of one network fall together. The reference run is another one, in NumPy, of a single seed.
+**Training.** SGD with momentum 0.9, batches of 128 and {epochs} epochs. The learning rate is 0.01 for half of the
+epochs and then falls linearly to a hundredth of that at 90 % (seed 000, A.2). Weight decay applies to all parameters.
+We use PyTorch's own initialisation, with pixels mapped to [-1, 1]. For each seed, all weight decays share the initial
+weights and the order of batches.
+
+**Data.** The first {train:,} images of the training set are used for training, and the Hessian is that of their loss,
+without the penalty. The last {val:,} images are held out; the official test set has {test:,}.
+
+**Verdicts.** The papers print numbers from single runs. Such a number *holds* if it lies in the 95 % prediction
+interval of our seeds, mean ± t s √(1 + 1/n), to its printed digits. With many numbers, one in twenty may fall outside
+by chance alone, and numbers of one network are correlated. The reference run is a separate run in NumPy with a single
+seed.
 
 Written by `python benchmarks/mnist_mlp.py --page benchmarks/results docs` from `benchmarks/results/mnist_mlp.json`:
 {machine}, torch {torch}, {training:.0f} s of training for all {networks} networks together, {measuring:.0f} s of
-measuring; commit {commit}. `ritz.spectrum` with {num_probes} probes of {num_steps} steps measures each network; its
-largest standard error of Tr H / P is {trace_error:.1g}, its widest interval of λ₁ {lambda_error:.1g}: little beside
-the spread between seeds.
+measuring; commit {commit}. Each network is measured by `ritz.spectrum` with {num_probes} probes of {num_steps} steps.
+The largest standard error of Tr H / P is {trace_error:.1g}, and the widest interval of λ₁ is {lambda_error:.1g}: both
+are small compared with the spread between seeds.
 
 ![λ₁ and ‖w‖ against weight decay, a line for each seed](mnist_mlp.png)
 
-A line is a seed. Seed 002 prints no ‖w‖; the crosses are twice its `a`.
+Each line is one seed. Seed 002 does not print ‖w‖; the crosses are twice its `a`.
 
-## What it says
+## Results
 
-- Of the numbers of the reference run, {reference_holds} of {reference_all} lie in our prediction intervals.
-- λ₁ is not a property of the recipe alone. At weight decay 0 it goes from {lambda_low:.1f} to {lambda_high:.1f} between
-  seeds; from there to 5e-4 it rises by {lambda_change:.1f} in the mean. The printed 14.4, 15.0 and 17.8 lie within, all
-  below our means of {lambda_means}.
-- At equal seed ‖w‖ falls at each step in every seed. λ₁ rises from 0 to 5e-4 in {ends} of {seeds} seeds and from 1e-4
-  to 5e-4 in {last}, from 0 to 1e-4 in {first}: the small step raises it in the mean, not in every seed. From 0 to 5e-4
-  the gap in loss falls in {gaps} of {seeds}: the sharper solution has the smaller gap, as the papers say.
-- The printed `a` agrees with ‖w‖ / 2 and not with equation 7: {a_means} here against 7.6, 7.2 and 6.1
-  there, where Tr H + ‖w‖² / 2 is {eq7_means}. With Tr H / P added, which is {trace_mean:.3f}, it would agree as
-  well. All of these fall with weight decay.
-- Tr H / P is printed as 0.0182 at weight decay 0, above our interval, which ends at {trace_end:.4f}. One random vector
-  has a standard deviation of {trace_noise:.2g} there, more than the distance: with that noise all three hold, and
-  single vectors do not tell in which order the three are.
-- The printed gaps agree with those to images held out of the training set: all six hold there, and none for the test
-  set, whose gaps are larger ({gap_val:.3f} and {gap_test:.3f} in loss at weight decay 0). So do the accuracies but for
-  one: 94.4 % without weight decay, where our seeds have {accuracy_low:.2f} to {accuracy_high:.2f} %. That weight decay
-  raises the accuracy rests on this number: from 0 to 5e-4 ours changes by {accuracy_change} points.
+- **Reference run.** {reference_holds} of its {reference_all} numbers lie in our prediction intervals.
+- **λ₁ depends on the seed, not only on the recipe.** At weight decay 0, it ranges from {lambda_low:.1f} to
+  {lambda_high:.1f} over seeds. From weight decay 0 to 5e-4, it rises by {lambda_change:.1f} on average. The printed
+  14.4, 15.0 and 17.8 lie within our intervals, all below our means of {lambda_means}.
+- **Order at equal seed.** ‖w‖ falls at each step in every seed. λ₁ rises from 0 to 5e-4 in {ends} of {seeds} seeds,
+  from 1e-4 to 5e-4 in {last}, and from 0 to 1e-4 in {first}: the small step raises it on average, but not in every
+  seed. From 0 to 5e-4, the gap in loss falls in {gaps} of {seeds} seeds: the sharper solution has the smaller gap, as
+  the papers say.
+- **The metric.** The printed `a` agrees with ‖w‖ / 2 and not with equation 7: {a_means} here, 7.6, 7.2 and 6.1 in the
+  paper, whereas Tr H + ‖w‖² / 2 is {eq7_means}. With Tr H / P added, which is {trace_mean:.3f}, it would agree as well.
+  All of these fall with weight decay.
+- **The trace.** The printed Tr H / P at weight decay 0 is 0.0182, above our interval, which ends at {trace_end:.4f}.
+  The estimate from one random vector has a standard deviation of {trace_noise:.2g} there, which is more than the
+  distance. With that noise, all three printed values hold, and single vectors do not determine their order.
+- **Gaps and accuracies.** The printed gaps agree with those on images held out of the training set: all six hold there,
+  and none holds for the test set, whose gaps are larger ({gap_val:.3f} and {gap_test:.3f} in loss at weight decay 0).
+  The accuracies agree, too, with one exception: 94.4 % without weight decay, where our seeds have {accuracy_low:.2f} to
+  {accuracy_high:.2f} %. The claim that weight decay raises the accuracy rests on this number. From 0 to 5e-4, our
+  accuracy changes by {accuracy_change} points.
 
 ## The numbers
 
@@ -140,8 +146,8 @@ Mean and standard deviation over {seeds} seeds, and the 95 % prediction interval
 
 ## The orders, at equal seed
 
-In how many of {seeds} seeds a number goes the way it is said to, and its mean change with a 95 % interval. Bold: not
-in every seed, or refuted in the mean; in italics: not decidable.
+In how many of {seeds} seeds each number changes in the stated direction, and its mean change with a 95 % interval.
+Bold: not in every seed, or refuted on average; italics: not decidable.
 
 {orders}
 """

@@ -178,9 +178,9 @@ def verdict(report: dict[str, Any]) -> str:
         found = "no difference" if low <= 0 <= high else ("worse" if mean > 0 else "better")
         words.append(f"{name.removesuffix(', %')}: {found}")
     text = (
-        f"At the 95 % level qr is, against eigh, in {'; '.join(words)}. Single runs wander far more than the two ways "
-        "differ: see the spread in the figure. A comparison with less noise, on a small network, is on [another "
-        "page](convergence.md)."
+        f"qr compared with eigh, at the 95 % level: {'; '.join(words)}. The spread between single runs is far larger "
+        "than the difference between the two methods, see the figure. A comparison with less noise, on a small "
+        "network, is on [another page](convergence.md)."
     )
     return reports.filled(text)
 
@@ -197,10 +197,11 @@ def grid_table(report: dict[str, Any]) -> str:
 
 PAGE = """# Training with cheap eigenvectors
 
-VGG-16 on Fashion-MNIST, images padded to 32 x 32, batches of {batch_size}, {epochs} epochs, `linear_decay` by steps,
-{seeds} seeds. KFAC has statistics every 10 steps and eigenvectors every 100, by full decompositions (`refresh="eigh"`)
-or by one step of orthogonal iteration from the last ones (`refresh="qr"`). Seeds share starts, batches and drawn
-labels. Means over seeds with 95 % intervals by Student's t; the last column is the mean of differences at equal seed.
+VGG-16 is trained on Fashion-MNIST, with images padded to 32 x 32, batches of {batch_size}, {epochs} epochs,
+`linear_decay` by steps, and {seeds} seeds. KFAC computes statistics every 10 steps and eigenvectors every 100, either
+by full decompositions (`refresh="eigh"`) or by one step of orthogonal iteration from the previous eigenvectors
+(`refresh="qr"`). Runs with the same seed share initial weights, batches and sampled labels. The table gives means over
+seeds with 95 % intervals by Student's t; the last column is the mean of the paired differences.
 
 Written by `python benchmarks/refresh.py --page benchmarks/results docs` from `benchmarks/results/refresh.json`:
 {machine}, torch {torch}, commit {commit}.
@@ -211,16 +212,16 @@ Written by `python benchmarks/refresh.py --page benchmarks/results docs` from `b
 
 ![Training loss and test error](refresh.png)
 
-Settings were chosen by the training loss at the end of one epoch with another seed, KFAC's by eigh:
+The settings were chosen by the training loss at the end of one epoch with another seed; those of KFAC with eigh:
 
 {grid}
 
-A first run (`benchmarks/results/refresh-30c6c76.json`: 4 seeds, 4 epochs, the rate lowered by epochs) left the
-difference in test error open from -2.3 to +2.8 points. The schedule was then changed to go by steps and seeds were
-added, in the hope of less noise; that did not come true, and the last of 7 seeds was cut off.
+A first run (`benchmarks/results/refresh-30c6c76.json`: 4 seeds, 4 epochs, the learning rate lowered by epochs) left the
+difference in test error undetermined between -2.3 and +2.8 points. The schedule was then changed to go by steps, and
+seeds were added, in the hope of less noise. The noise did not decrease, and the last of 7 seeds was cut off.
 
-Seconds are those of training alone, a ratio to SGD at the same seed in the same run; evaluation is left out. What the
-step itself costs on this network is on [its own page](kfac.md).
+Times are seconds of training only, relative to SGD with the same seed in the same run; evaluation is excluded. The cost
+of the step itself on this network is on [its own page](kfac.md).
 """
 
 COLORS = {"SGD": "#999999", "KFAC, eigh": "#D55E00", "KFAC, qr": "#0072B2"}

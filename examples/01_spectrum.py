@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The spectrum of a Hessian
-# A small network is trained on scikit-learn's digits; one Lanczos run gives its spectrum. The network has 397
-# parameters, so the whole matrix can be formed as well, and every estimate stands beside the truth.
+# A small network is trained on scikit-learn's digits, and one Lanczos run computes its spectrum. The network has 397
+# parameters, so the full matrix can be formed, too, and every estimate is compared with the truth.
 
 # %%
 import torch
@@ -22,7 +22,7 @@ for _ in range(150):  # full batch
     optimizer.step()
 
 # %% [markdown]
-# A risk is a model, a loss and data. Its Hessian is known by products, H @ v, and never formed.
+# A risk is a model, a loss and data. Its Hessian is accessed through products, H @ v, and never formed.
 
 # %%
 risk = ritz.Risk(model, nn.CrossEntropyLoss(), (X, y))
@@ -32,7 +32,7 @@ print(spectrum)
 print(f"\nloss {risk.loss():.4f}, {H.dim} parameters, {spectrum.products} products")
 
 # %% [markdown]
-# The truth, by as many products as there are parameters. Each interval holds with probability 95 %.
+# The truth, from as many products as there are parameters. Each interval covers it with probability 95 %.
 
 # %%
 eigenvalues = torch.linalg.eigvalsh(H.dense())

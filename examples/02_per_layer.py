@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Curvature layer by layer
-# The trace of the diagonal block of every parameter comes free with any trace: v_l . (H v)_l sums to v'Hv. A block can
-# also be taken as a matrix of its own, at the cost of the products it needs.
+# Any trace also gives the trace of the diagonal block of every parameter, at no extra cost: v_l . (H v)_l sums to v'Hv.
+# A block can also be used as a separate matrix, at the cost of the products it needs.
 
 # %%
 import torch
@@ -24,7 +24,7 @@ for _ in range(200):
     optimizer.step()
 
 # %% [markdown]
-# One run over the whole matrix: its trace has a part for every parameter.
+# One run over the full matrix: its trace has a part for every parameter.
 
 # %%
 H = ritz.Hessian(ritz.Risk(model, nn.CrossEntropyLoss(), (X, y)))
@@ -37,7 +37,8 @@ for name, part in whole.trace.parts.items():
     print(f"{name:<12}{part.value:>12.3f} ± {part.stderr:<7.3f}{truth:>10.3f}")
 
 # %% [markdown]
-# A block by name pattern is an operator like any other. Its largest eigenvalue is at most that of the whole.
+# A block selected by a name pattern is an operator like any other. Its largest eigenvalue is at most that of the full
+# matrix.
 
 # %%
 print(f"\n{'block':<12}{'largest eigenvalue':>20}{'truth':>10}")

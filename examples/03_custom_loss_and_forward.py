@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Any batch, any loss
-# Three ways to say what the risk is, from the most structure to the least. All three give the Hessian; the first two
-# also the Gauss-Newton matrix, because they say what the outputs are.
+# Three ways to define a risk, from the most structure to the least. All three have a Hessian. The first two also have a
+# Gauss-Newton matrix, because they specify the outputs.
 
 # %%
 import torch
@@ -50,8 +50,8 @@ squared = ritz.Risk(model, nn.MSELoss(), batches, forward=forward)
 report("Hessian, squared error", ritz.Hessian(squared), dense_hessian((model(x) - x.sin()).square().mean()))
 
 # %% [markdown]
-# 2. A loss of your own, `callable(output, target)`, the mean over the batch. Its second derivative in the outputs is
-# taken by autograd, so a Gauss-Newton matrix exists as well.
+# 2. A loss of your own, `callable(output, target)`, which returns the mean over the batch. Autograd computes its second
+# derivative in the outputs, so there is a Gauss-Newton matrix, too.
 
 # %%
 huber = ritz.Risk(model, lambda out, target: (1 + (out - target) ** 2).sqrt().mean(), batches, forward=forward)
@@ -60,8 +60,8 @@ print(f"{'GGN, pseudo-Huber':<32} trace {float(ritz.GGN(huber).dense().trace()):
 
 
 # %% [markdown]
-# 3. `batch_loss` returns (sum over items, weight), for a loss that is no function of outputs: here how far the network
-# is from solving u' = cos. It has a Hessian; a Gauss-Newton matrix it has not, and ritz says so.
+# 3. `batch_loss` returns (sum over items, weight), for a loss that is not a function of the outputs: here how far the
+# network is from solving u' = cos. It has a Hessian but no Gauss-Newton matrix, and ritz says so.
 
 
 # %%

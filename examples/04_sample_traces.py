@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The Hessian trace of every sample
-# For a network that is affine in each single weight (ReLU, pooling, convolutions) the trace of a sample's Hessian is
-# that of its Gauss-Newton matrix, and exact from a backward pass for each class, with no probe. A small LeNet on
-# scikit-learn's digits: the traces of all 1,797 of them.
+# For a network that is affine in each single weight (ReLU, pooling, convolutions), the trace of a sample's Hessian
+# equals that of its Gauss-Newton matrix. It is exact, from one backward pass per class and without probes. Here a small
+# LeNet on scikit-learn's digits: the traces of all 1,797 samples.
 
 # %%
 import time
@@ -41,8 +41,9 @@ for value, place in zip(hardest.values.tolist(), hardest.indices.tolist(), stric
     print(f"digit {place:>4}: trace {value:8.1f}, a {int(y[place])} taken for a {guess}")
 
 # %% [markdown]
-# Two truths. Their mean is the trace of the whole Hessian, here from probes with their interval; and the trace of one
-# sample is the sum of the diagonal of its Hessian, taken by reverse mode twice.
+# Two comparisons with the truth. The mean of the traces is the trace of the full Hessian, here estimated from probes
+# with an interval. The trace of one sample is the sum of the diagonal of its Hessian, computed by reverse over reverse
+# mode.
 
 # %%
 whole = ritz.trace(ritz.Hessian(risk), method="hutch++", num_probes=60, seed=0)

@@ -1,6 +1,6 @@
 # %% [markdown]
 # # How much the curvature of a mini-batch is noise
-# A batch has curvature H_b = H + X. The size of the noise, Tr X^2 / P, falls as one over the batch size; a second-order
+# A batch has curvature H_b = H + X. The size of the noise, Tr X^2 / P, falls as one over the batch size. A second-order
 # method that trusts one batch fits X as well as H.
 
 # %%
@@ -49,8 +49,8 @@ for batch_size in (16, 64, 256):
     )
 
 # %% [markdown]
-# So the square of a batch's curvature is too large: it holds the noise as well. The product of two independent batches
-# does not.
+# The square of a batch's curvature is therefore too large, because it contains the noise. The product of two
+# independent batches does not.
 
 # %%
 moment = minibatch_moment(risk, num_pairs=100, batch_size=8)

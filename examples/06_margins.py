@@ -1,7 +1,8 @@
 # %% [markdown]
-# # What margins say, and whether flatness says it too
-# One forward pass gives the margins of a network: how far the right class is ahead. Seed 003 holds that they tell what
-# the Hessian trace tells, for far less. A small LeNet on scikit-learn's digits, early and late in training.
+# # What margins say, and whether flatness says the same
+# One forward pass gives the margins of a network: how far the right class is ahead. According to seed 003, margins
+# contain the same information as the Hessian trace, at a far lower cost. Here a small LeNet on scikit-learn's digits,
+# early and late in training.
 
 # %%
 import time
@@ -37,8 +38,8 @@ def train(epochs: int) -> None:
 
 
 # %% [markdown]
-# The trace of every sample is exact here, so r is not spoilt by probes. Right and wrong predictions are held apart, and
-# r is given with and without outliers, since it depends on them.
+# The trace of every sample is exact here, so probes do not disturb r. Right and wrong predictions are separated, and r
+# is given with and without outliers, because it depends on them.
 
 # %%
 figure = Figure(figsize=(11, 4), layout="constrained")
@@ -63,8 +64,8 @@ for layer, part in layer_margins(risk).median.parts.items():
 figure.savefig("margins.png", dpi=120)
 
 # %% [markdown]
-# ACEHT is the trace of an affine network; taken on the features of the last layer it is that layer's share of the true
-# trace, exactly: beside it the diagonal of the dense matrix. On inputs, the margin bound lies above it.
+# ACEHT is the trace of an affine network. On the features of the last layer it is exactly that layer's share of the
+# true trace; it is compared with the diagonal of the dense matrix. On inputs, the margin bound lies above it.
 
 # %%
 G = ritz.GGN(risk)

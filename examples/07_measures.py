@@ -1,9 +1,9 @@
 # %% [markdown]
 # # All measures of a network, and which of them to believe
 #
-# Two solutions of one problem, one trained with weight decay and one without. What do sharpness, margins and PAC-Bayes
-# measures say of them, and can they tell which generalises better? Then the same network at other weights that compute
-# the same function: which measures move although nothing that matters has?
+# Two solutions of one problem, one trained with weight decay and one without. What do sharpness, margin and PAC-Bayes
+# measures say about them, and can they tell which generalises better? Then the same network at other weights that
+# compute the same function: which measures change although the function does not?
 
 # %%
 import torch
@@ -34,7 +34,7 @@ def trained(weight_decay: float) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 risks = {name: ritz.Risk(m, nn.CrossEntropyLoss(), train) for name, m in (("plain", plain), ("decayed", decayed))}
 
 # %% [markdown]
-# The standard set is what one Krylov run and one forward pass give. Each row has its error bar and its convention.
+# The standard set needs one Krylov run and one forward pass. Each row has its error bar and its convention.
 
 # %%
 m = ritz.measure(risks["plain"], test=test, init=start, num_steps=40)
@@ -43,7 +43,7 @@ print(m["trace"].value, m["trace"].interval(), m["gap_loss"].interval())
 m.to_html("measures.html")
 
 # %% [markdown]
-# Side by side, with the same probes and the same test digits: a verdict only where the error bars allow one.
+# Both solutions, with the same probes and the same test digits. There is a verdict only where the error bars allow one.
 
 # %%
 comparison = ritz.compare(risks, test=test, num_steps=40)
@@ -60,14 +60,14 @@ print("\n".join(audit.findings()))
 audit.plot().figure.savefig("audit.png")
 
 # %% [markdown]
-# What does not move: sharpness in units of each weight, with the logits normalised.
+# A measure that does not change: sharpness in units of each weight, with normalised logits.
 
 # %%
 robust = ["train_error", "worst_case_adaptive", "normalised_sharpness", "layer_margin", "path_norm"]
 print(ritz.audit(risks["plain"], measures=robust).table())
 
 # %% [markdown]
-# The trace of the first table beside the truth: for a ReLU network it has a closed form, without probes.
+# The trace of the first table compared with the truth: for a ReLU network it has a closed form, without probes.
 
 # %%
 low, high = m["trace"].interval()

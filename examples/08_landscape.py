@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The loss along lines and planes
-# Pictures of the loss around a solution and between two of them. They show what the loss does along the directions
-# drawn, and nothing about the others: a minimum of a picture can be a saddle.
+# Pictures of the loss around a solution and between two solutions. They show the loss along the plotted directions, and
+# nothing about other directions: a minimum in a picture can be a saddle.
 
 # %%
 import torch
@@ -31,8 +31,8 @@ first, second, third = trained(0), trained(1), trained(2)
 risk = ritz.Risk(first, nn.CrossEntropyLoss(), (X, y), batch_size=500)
 
 # %% [markdown]
-# Along a random direction the curvature is an average over the spectrum, about Tr H / P. Along the eigenvectors at its
-# ends it is lambda_max and lambda_min, and the latter is negative: no picture along random directions shows that.
+# Along a random direction, the curvature is an average over the spectrum, about Tr H / P. Along the extreme
+# eigenvectors it is lambda_max and lambda_min. The latter is negative, which no picture along random directions shows.
 
 # %%
 H = ritz.Hessian(risk)
@@ -69,7 +69,7 @@ for picture, ax in zip((lines["filter-normalised"], between, around, through), f
 figure.savefig("landscape.png", dpi=80)
 
 # %% [markdown]
-# The curvature along the two eigenvectors, beside all eigenvalues of the dense matrix.
+# The curvature along the two eigenvectors, compared with all eigenvalues of the dense matrix.
 
 # %%
 truth = torch.linalg.eigvalsh(H.dense())

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Which measures foretell the gap?
-# One pair of solutions shows nothing: of two numbers one is larger. Here 24 networks are trained on scikit-learn's
-# digits, over two widths, three weight decays and two step sizes, two seeds each; every one is measured, and each
-# measure is asked whether it orders them as their gaps do.
+# # Which measures predict the gap?
+# One pair of solutions shows nothing: of two numbers, one is always larger. Here 24 networks are trained on
+# scikit-learn's digits, with two widths, three weight decays, two step sizes and two seeds each. Every network is
+# measured, and each measure is tested: does it order the networks as their gaps do?
 
 # %%
 import itertools
@@ -32,7 +32,7 @@ def trained(width: int, weight_decay: float, lr: float, seed: int) -> nn.Module:
 
 
 # %% [markdown]
-# A run is a row: its hyper-parameters and what was measured.
+# Each run is a row with its hyper-parameters and its measures.
 
 # %%
 KEYS = ["gap_loss", "train_loss", "weight_norm", "trace", "scaled_sharpness", "margin_median", "aceht"]
@@ -44,8 +44,8 @@ for width, weight_decay, lr, seed in itertools.product([8, 24], [0.0, 1e-3, 1e-2
     rows.append({"width": width, "weight_decay": weight_decay, "lr": lr, "seed": seed, **measured})
 
 # %% [markdown]
-# tau is over all runs; Psi compares runs that differ in one hyper-parameter only, so that a measure cannot shine by
-# knowing the strongest of them. The p-value is corrected for the number of measures.
+# tau is over all runs. Psi compares only runs that differ in one hyper-parameter, so that a measure cannot score well
+# merely by following the strongest hyper-parameter. The p-value is corrected for the number of measures.
 
 # %%
 found = ritz.study(rows, target="gap_loss", axes=["width", "weight_decay", "lr"], environments="values")
@@ -61,8 +61,8 @@ for name, row in found.items():
     print(f"{name:<18}{along};  worst move {row.sign_error.where}, wrong in {row.sign_error.worst:.0%}")
 
 # %% [markdown]
-# Repeats of one setting are not runs of their own, so the careful answer takes their mean. And three runs, however
-# well they are in order, decide nothing:
+# Repeats of one setting are not independent runs, so the careful answer uses their mean. And three runs decide nothing,
+# however well they are ordered:
 
 # %%
 careful = ritz.study(rows, axes=["width", "weight_decay", "lr"], average=True)

@@ -1,7 +1,7 @@
 # %% [markdown]
-# # What random matrix theory says of a batch's curvature, and where it is wrong
-# A batch has the curvature H + X. If X had independent entries, s2 = Tr X^2 / P would tell which eigenvalues are
-# signal, how large they truly are, and how well their directions are known. First a matrix for which that holds.
+# # Random matrix theory of a batch's curvature, and where it fails
+# A batch has the curvature H + X. If X had independent entries, s2 = Tr X^2 / P would determine which eigenvalues are
+# signal, how large they truly are, and how accurate their directions are. First, a matrix for which this holds.
 
 # %%
 import torch
@@ -25,7 +25,7 @@ for i, value in enumerate(found.eigenvalues):
     print(f"{value:>8.3f}{found.spikes.value[i]:>8.3f}{ends:>18}{spikes[i]:>7.1f}{overlap:>9.3f}{truth:>7.3f}")
 
 # %% [markdown]
-# Then a trained network, small enough to know H and X in full.
+# Second, a trained network that is small enough to compute H and X as dense matrices.
 
 # %%
 pixels, labels = load_digits(return_X_y=True)
@@ -51,8 +51,9 @@ median = rmt.fit(torch.linalg.eigvalsh(noise), by="median").law.s2
 print(f"{'s2 by median / by moments':<28}{median / fit.law.s2:>9.1e}{1.0:>28.1f}")
 
 # %% [markdown]
-# A few directions have nearly all of the noise, and they are those of the large eigenvalues. So the formulas are far
-# too sure of themselves: the space of the outliers is known about as well as they say, its single directions are not.
+# A few directions contain nearly all of the noise, and they are those of the large eigenvalues. The formulas are
+# therefore far too optimistic: the space of the outliers is about as accurate as they predict, but its single
+# directions are not.
 
 # %%
 level = ritz.curvature_noise(risk, num_batches=14, batch_size=128, num_probes=8)

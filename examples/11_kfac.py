@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Training by curvature: KFAC in a loop that stays as it is
-# KFAC divides the gradient by the curvature of the mean loss, layer by layer, plus a damping in the same units. Far
-# above the curvature, damping makes it into SGD with rate lr / damping; below it, the two part. Here both train an
-# autoencoder of small digits, whose curvature spans many orders of magnitude.
+# # Training with curvature: KFAC in an unchanged training loop
+# KFAC divides the gradient by the curvature of the mean loss, layer by layer, plus a damping in the same units. With
+# damping far above the curvature, it is SGD with learning rate lr / damping; with damping below it, the two differ.
+# Here both train an autoencoder of small digits, whose curvature spans many orders of magnitude.
 
 # %%
 import copy
@@ -42,17 +42,17 @@ def fit(method: str, rate: float, momentum: float, steps: int = 200) -> tuple:
 
 
 # %% [markdown]
-# Both have the best of the same grid: three rates in directions without curvature, two momenta. KFAC has a damping
-# besides, and this one was chosen: at 0.003 and 0.03 its best losses are 0.0285 and 0.0293. A comparison with one rate
-# that nobody tuned would show nothing.
+# Both use the best setting of the same grid: three learning rates in directions without curvature, two momenta. KFAC
+# also has a damping, and this one was chosen: at 0.003 and 0.03 its best losses are 0.0285 and 0.0293. A comparison
+# with a single untuned learning rate would show nothing.
 
 # %%
 grid = list(itertools.product((1.0, 3.0, 10.0), (0.5, 0.9)))
 best = {method: min((fit(method, *point) for point in grid), key=lambda run: run[0]) for method in ("SGD", "KFAC")}
 
 # %% [markdown]
-# At as many steps KFAC is ahead, by far less than one bad rate of SGD would make it seem. But its steps cost more, on
-# layers as small as these twice as much or more: in the same time SGD gets further here.
+# After the same number of steps, KFAC is ahead, but by far less than a bad learning rate for SGD would suggest. Its
+# steps cost more, on layers this small at least twice as much: in the same time, SGD gets further here.
 
 # %%
 for method, (loss, rate, momentum, *_) in best.items():
@@ -60,8 +60,9 @@ for method, (loss, rate, momentum, *_) in best.items():
 fit("SGD", *best["SGD"][1:3], steps=400)
 
 # %% [markdown]
-# What the best run of KFAC divides by: the eigenvalues of each layer, and the rates lr / (eigenvalue + damping). Then
-# how good an approximation it is: the same factors as an operator, beside the Gauss-Newton blocks of two layers.
+# The curvature of the best run of KFAC: the eigenvalues of each layer, and the rates lr / (eigenvalue + damping). Then
+# the quality of the approximation: the same factors as an operator, compared with the Gauss-Newton blocks of two
+# layers.
 
 # %%
 _, rate, _, model, optimizer = best["KFAC"]

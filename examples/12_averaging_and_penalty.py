@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Averaged iterates, and the trace as a penalty
-# Two things for any training loop: the mean of late iterates, and a term eta Tr G in the loss. Data: sklearn's digits.
+# Two tools for any training loop: the mean of late iterates, and a term eta Tr G in the loss. Data: scikit-learn's
+# digits.
 
 # %%
 import torch
@@ -42,9 +43,8 @@ def shown(name: str, model: nn.Module) -> None:
 
 # %% [markdown]
 # ## Averaging over any optimiser
-# The learning rate falls to half of its start and stays there (`averaging_decay`); from epoch 20 on the weights after
-# each epoch are averaged. BatchNorm's statistics belong to the weights they were taken with: `refresh` takes them anew.
-# `optim.Gadam` is AdamW that keeps such an average itself.
+# The learning rate falls to half (`averaging_decay`). From epoch 20 on, the weights after each epoch are averaged.
+# `refresh` recomputes BatchNorm's statistics for the averaged weights. `optim.Gadam` is AdamW with a built-in average.
 
 # %%
 model = network()
@@ -61,8 +61,8 @@ shown(f"SGD, mean of {average.num_averaged} iterates", average.model)
 
 # %% [markdown]
 # ## The trace in the loss
-# One probe on a quarter of each batch is enough for a penalty without bias. The trace falls as it is asked to; whether
-# the test loss follows is another question, and here it does not.
+# One probe on a quarter of each batch is enough for an unbiased penalty. The trace falls as intended. Whether the test
+# loss follows is another question; here it does not.
 
 # %%
 for eta in (0.0, 1e-3, 1e-2):

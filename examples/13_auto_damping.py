@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Damping that follows the noise of the curvature
-# What a second-order method adds to its curvature matrix before it is inverted (KFAC's damping, Adam's eps) decides how
-# far it trusts directions that one batch cannot tell from noise. `AutoDamping` measures that noise as training goes on
-# and writes the damping; the loop stays the user's. Here with Adam on scikit-learn's digits; with KFAC it is the same.
+# The damping of a second-order method (KFAC's damping, Adam's eps) decides how far it trusts directions that one batch
+# cannot distinguish from noise. `AutoDamping` measures that noise during training and sets the damping; your training
+# loop does not change. Here with Adam on scikit-learn's digits; KFAC works the same way.
 
 # %%
 import torch
@@ -37,8 +37,8 @@ def trained(eps: float, how: str = "flat", rule: object = None) -> tuple[nn.Modu
 
 
 # %% [markdown]
-# `damping.step()` draws 8 batches of the training data at every refresh; `damping.step(batch)` uses single products of
-# the training batches instead. Both tell what they saw, with its error.
+# `damping.step()` draws 8 batches of the training data at every refresh. `damping.step(batch)` uses single products of
+# the training batches instead. Both record their estimates with errors.
 
 # %%
 runs = {how: trained(1e-3, how) for how in ("fresh batches", "streaming")}
@@ -48,8 +48,8 @@ for entries in zip(*(damping.history for _, damping in runs.values()), strict=Tr
     print(f"{entries[0]['step']:>6}" + "".join(shown))
 
 # %% [markdown]
-# The controls: Adam with a constant eps, at the start value and at the mean of the learned ones. A learned damping that
-# is no better than the second has found a good constant, which is something, but has learned no schedule.
+# The controls: Adam with a constant eps, at the initial value and at the mean of the learned values. A learned damping
+# that is no better than the second control has found a good constant, but has not learned a schedule.
 
 # %%
 history = runs["streaming"][1].history
@@ -63,8 +63,8 @@ for name, (model, _) in runs.items():
     print(f"{name:<24}{losses[0]:>12.4f}{losses[1]:>12.4f}{error:>12.1%}")
 
 # %% [markdown]
-# Other rules make another damping of the same noise. Equation 15 of seed 004 is a squared curvature: multiply the loss
-# by 10 and it grows by 100. The other two grow by 10, as the curvature itself does.
+# Other rules compute a different damping from the same noise. Equation 15 of seed 004 is a squared curvature: multiply
+# the loss by 10, and it grows by 100. The other two grow by 10, as the curvature itself does.
 
 # %%
 model = runs["flat, start value"][0]

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # A training log that tells what the optimiser does
+# # A training log of what the optimiser does
 # `TrainingLog` writes plain numbers to any logger: the learning rate along the flattest and the sharpest direction, the
 # share of the step that lies in the noise, how much of the stable learning rate is in use. Data: scikit-learn's digits.
 
@@ -41,8 +41,8 @@ def trained(make, *loggers, damped: bool = False) -> tuple[nn.Module, torch.opti
 
 
 # %% [markdown]
-# Any logger will do: `wandb.init(...)` as it is, a function of (scalars, step), or a list of them. Here rows go to
-# memory and to a file of JSON lines, which a kill leaves readable.
+# Any logger works: the run of `wandb.init(...)`, a function of (scalars, step), or a list of loggers. Here rows go to
+# memory and to a file of JSON lines, which stays readable after a kill.
 
 # %%
 memory = Memory()
@@ -51,8 +51,8 @@ print(memory.table("loss", "damping", "seen/noise", "seen/noise/stderr", "rate_r
 print(f"\n{len(read(file).rows)} rows in {file.name}, equal to those in memory: {read(file).rows == memory.rows}\n")
 
 # %% [markdown]
-# Steps grow along the sharpest direction where `stable_rate/used` is above 1; the preconditioner and the momentum of
-# each optimiser are counted in. A number that is not known for an optimiser is left out.
+# Steps grow along the sharpest direction if `stable_rate/used` is above 1; it includes the preconditioner and the
+# momentum of each optimiser. Quantities that are not defined for an optimiser are left out.
 
 # %%
 print(f"{'':<8}{'step':>6}{'loss':>10}{'largest eigenvalue':>20}{'stable rate':>14}{'in use':>10}{'products':>10}")
@@ -67,7 +67,7 @@ for name, log in logs.items():
         print(f"{name:<8}{step:>6}{loss:>10.4f}{sharpest:>20.3f}{rate:>14.4f}{used:>10.3f}{spent:>10.0f}")
 
 # %% [markdown]
-# The same number for KFAC from the dense matrix: B^-1/2 H B^-1/2 by products with each unit vector.
+# The same number for KFAC from the dense matrix: B^-1/2 H B^-1/2 from products with each unit vector.
 
 # %%
 root = torch.stack([risk.space.join(optimizer.precondition(risk.space.split(e), -0.5)) for e in torch.eye(risk.dim)])

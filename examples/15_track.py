@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Curvature along training, for a bounded share of its time
-# `ritz.track` looks at the Hessian every so many steps of any loop, and leaves a look out where it would take more than
-# its share of the time. The loop stays the user's; model, gradients and generators are as without it. Data:
-# scikit-learn's digits. The question: what does the learning rate do to the sharpness of where training goes?
+# # Curvature during training, within a bounded share of the training time
+# `ritz.track` measures the Hessian (a "look") every so many steps of any training loop, and skips a look that would
+# exceed its share of the time. The loop, the model, the gradients and the generators do not change. Data:
+# scikit-learn's digits. The question: how does the learning rate affect the sharpness of the solution?
 
 # %%
 import torch
@@ -32,9 +32,9 @@ def trained(lr: float, steps: int, budget: float):
 
 
 # %% [markdown]
-# All looks, whatever they cost. Steps along the sharpest direction shrink while lambda_max is below 2 / lr. It rises
-# and then falls with the loss, since sure answers have little curvature, p (1 - p): the larger learning rate is in
-# flatter places because it is further on. Compare sharpness at equal loss, not at equal steps.
+# All looks, whatever they cost. Steps along the sharpest direction shrink while lambda_max is below 2 / lr. lambda_max
+# rises and then falls with the loss, because confident answers have little curvature, p (1 - p). The larger learning
+# rate reaches flatter regions because it has made more progress. Compare sharpness at equal loss, not at equal steps.
 
 # %%
 runs = {lr: trained(lr, 400, budget=1.0) for lr in (1.0, 0.1)}
@@ -42,15 +42,15 @@ for lr, (_, tracker) in runs.items():
     print(f"learning rate {lr}, 2 / lr = {2 / lr:.0f}\n{tracker.table()}\n")
 
 # %% [markdown]
-# At 5 % of the time, as it is by default, most looks of so small a network are left out; the table says so. A logger is
-# given as `logger=`: a run of Weights & Biases, `ritz.integrations.loggers.TensorBoard(folder)`, or any function.
+# With the default budget, 5 % of the time, most looks at such a small network are skipped; the table says so. Pass a
+# logger as `logger=`: a run of Weights & Biases, `ritz.integrations.loggers.TensorBoard(folder)`, or any function.
 
 # %%
 _, thrifty = trained(0.1, 400, budget=0.05)
 print(thrifty.table())
 
 # %% [markdown]
-# A run that is stopped goes on from its state: plain numbers, saved with the rest of a checkpoint.
+# A stopped run resumes from its state: plain numbers, saved with the rest of a checkpoint.
 
 # %%
 risk = ritz.Risk(runs[0.1][0], nn.CrossEntropyLoss(), LOOK)
@@ -59,7 +59,7 @@ again.load_state_dict(thrifty.state_dict())
 print(f"\ngoes on after step {again.count}, {len(again.record.rows)} rows")
 
 # %% [markdown]
-# The last look beside the dense matrix of the network as it is now.
+# The last look compared with the dense matrix of the current network, the truth.
 
 # %%
 last = runs[0.1][1].last

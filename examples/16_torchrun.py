@@ -4,8 +4,8 @@
 #
 #     torchrun --nproc-per-node 2 16_torchrun.py
 #
-# One line makes the ranks work together; all that follows is as ever. Each rank walks its share of the data, and every
-# number is that of all the data, on every rank.
+# One line makes the ranks work together; the rest of the program does not change. Each rank processes its share of the
+# data, and every rank gets the numbers for all the data.
 
 # %%
 import os
@@ -38,8 +38,8 @@ def say(text: str) -> None:
 say(f"{risk.world}: {risk.num_samples} samples, {risk.dim} parameters")
 
 # %% [markdown]
-# Every call below is made by all ranks: each of them is a part of the work. A rank that calls alone would wait for the
-# others, and be told so after RITZ_PATIENCE seconds.
+# All ranks make every call below, because each does a part of the work. A rank that calls alone would wait for the
+# others, and raise an error after RITZ_PATIENCE seconds.
 
 # %%
 s = ritz.spectrum(H, num_steps=40, num_probes=8, seed=0)
@@ -47,7 +47,7 @@ top = ritz.top_eigenpairs(H, k=3)
 say(f"largest eigenvalues: {', '.join(f'{value:.4f}' for value in top.values.tolist())}")
 
 # %% [markdown]
-# Where each rank has read its own part of the data, say so: `share=True`. The parts may be of any size.
+# If each rank has read its own part of the data, pass `share=True`. The parts may have any size.
 
 # %%
 part = slice(risk.world.rank, None, risk.world.size)
@@ -55,7 +55,7 @@ shared = ritz.Risk(model, nn.CrossEntropyLoss(), (X[part], y[part]), share=True)
 say(f"loss: {risk.loss():.12f} by sharing out, {shared.loss():.12f} from parts")
 
 # %% [markdown]
-# What one rank does and the others do not belongs to a risk of its own.
+# Work that only one rank does uses a separate risk.
 
 # %%
 alone = risk.alone()

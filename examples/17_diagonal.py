@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The diagonal of the Hessian, exactly
-# The outputs of a ReLU network have no second derivative in any single weight. So its Hessian has the diagonal of its
-# Gauss-Newton matrix, and that is a sum of squares over a backward pass for each class, with no probe. Probes need many
-# products for the same, since each entry is blurred by its whole row.
+# The outputs of a ReLU network have no second derivative in any single weight. Its Hessian therefore has the diagonal
+# of its Gauss-Newton matrix, which is a sum of squares from one backward pass per class, without probes. Probes need
+# many products for the same accuracy, because the whole row contributes noise to each entry.
 
 # %%
 import torch
@@ -29,13 +29,13 @@ exact = ritz.diagonal(H)
 print(f"{H.dim} entries from {exact.products} backward passes, exact: {exact.exact}")
 
 # %% [markdown]
-# What it is good for: to second order, taking weight j out raises the loss by H_jj w_j^2 / 2 (LeCun, Denker and Solla
-# 1990). The loss after taking out weights by that order, and by the order of their sizes.
+# An application is pruning: to second order, removing weight j raises the loss by H_jj w_j^2 / 2 (LeCun, Denker and
+# Solla 1990). The table shows the loss after removing weights in that order and by magnitude.
 
 # %%
 weights = risk.space.join(risk.params())
 saliency = exact.value * weights.square() / 2
-print(f"\n{'taken out':>9} {'by saliency':>12} {'by size':>9}")
+print(f"\n{'removed':>9} {'by saliency':>12} {'by size':>9}")
 for share in (0.1, 0.2, 0.3, 0.4):
     num = int(share * H.dim)
     losses = []
@@ -46,7 +46,7 @@ for share in (0.1, 0.2, 0.3, 0.4):
     print(f"{share:>9.0%} {losses[0]:>12.4f} {losses[1]:>9.4f}")
 
 # %% [markdown]
-# The truth, from a product for every entry; beside it the exact diagonal, and those from 30 probes, with intervals.
+# The truth, from one product per entry, compared with the exact diagonal and with those from 30 probes, with intervals.
 
 # %%
 truth = H.dense().diagonal()

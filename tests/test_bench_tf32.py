@@ -101,7 +101,7 @@ def test_quick_form_runs_and_its_parts_add_up(tf32, tmp_path, monkeypatch, capsy
 
 def test_what_the_page_says_is_in_the_file():
     told = (ROOT / "docs/concepts.md").read_text(encoding="utf8")
-    told = told[told.index("`benchmarks/tf32.py`") : told.index("- 16-bit weights")]
+    told = told[told.index("`benchmarks/tf32.py`") : told.index("- **16-bit weights**")]
     report = json.loads((ROOT / "benchmarks/results/tf32.json").read_text(encoding="utf8"))
     rows = {row["case"]: row for row in report["rows"]}
     plain = rows["as it is"]

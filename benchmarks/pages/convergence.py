@@ -94,7 +94,7 @@ def comparisons() -> list[tuple[str, str]]:
 
 
 def differences(report: dict[str, Any]) -> str:
-    lines = ["| | less | training loss | test loss | test error, points |", "| --- | --- |" + " ---: |" * 3]
+    lines = ["| | minus | training loss | test loss | test error, points |", "| --- | --- |" + " ---: |" * 3]
     for first, second in comparisons():
         cells = [spread(paired(report, first, second, key), DIGITS[key]) for key in KEYS]
         lines.append(f"| {first} | {second} | " + " | ".join(cells) + " |")
@@ -396,71 +396,75 @@ def within(found: Estimate) -> str:
 
 PAGE = """# Does curvature train a small network better?
 
-Fashion-MNIST, {train:,} images to train on and {test:,} to test; three convolutions and a linear layer, ReLU, no
-normalisation, P = {num_params:,}. Batches of {batch_size}, {epochs} epochs ({steps} steps), the rate constant for half
-of them and then linear to a hundredth (`linear_decay`), momentum 0.9, no weight decay. A seed gives one start and one
-order of batches to all arms, so arms are compared seed by seed, over {seeds} seeds.
+**Setting.** Fashion-MNIST, with {train:,} training and {test:,} test images. The network has three convolutions and a
+linear layer with ReLU, without normalisation, P = {num_params:,}. Training uses batches of {batch_size}, {epochs}
+epochs ({steps} steps), momentum 0.9 and no weight decay. The learning rate is constant for half of the epochs and then
+falls linearly to a hundredth (`linear_decay`). Each seed gives the same initial weights and the same order of batches
+to all arms, so arms are compared seed by seed, over {seeds} seeds.
 
-The learning rate of an arm is the one of a grid of five with the lowest loss on {val:,} other images at the end of
-training, from seeds that are used for nothing else: {plain_grid_seeds} for SGD and Adam, {grid_seeds} for KFAC. Arms
-that are made to be compared with another take its rate, and so do the longer runs. KFAC has its defaults, which are
-the intervals of seed 004's authors: statistics every 10 steps, eigenvectors every 100. A number after KFAC is its
-damping, *learned* is `AutoDamping` with its default rule (equation 15 of seed 004) from that value, looking every
-{every} steps; `kl_clip` is {kl_clip:g}. A run is *lost* when a batch has ten times the loss of a guess.
+**Learning rates.** Each arm uses the learning rate, from a grid of five, with the lowest loss on {val:,} held-out
+images at the end of training. The grid runs use separate seeds: {plain_grid_seeds} for SGD and Adam, {grid_seeds} for
+KFAC. Arms that serve as a comparison for another arm use the rate of that arm, and so do the longer runs.
+
+**KFAC** has its defaults, which are the intervals of seed 004's authors: statistics every 10 steps, eigenvectors every
+100 steps. A number after KFAC is its damping. *Learned* is `AutoDamping` with its default rule (equation 15 of seed
+004), starting from that value and updated every {every} steps. `kl_clip` is {kl_clip:g}. A run is *lost* when the loss
+of a batch exceeds ten times the loss of a uniform guess.
 
 Written by `python benchmarks/convergence.py --page benchmarks/results docs` from `benchmarks/results/convergence.json`:
-{machine}, torch {torch}, commit {commit}, {minutes:.0f} minutes for all of it. Times are CPU seconds of one thread in
-training alone, as a ratio to SGD's with the same seed; other work on the machine makes them uncertain by some per cent.
+{machine}, torch {torch}, commit {commit}, {minutes:.0f} minutes in total. Times are CPU seconds of one thread for
+training only, relative to SGD with the same seed. Other work on the machine makes them uncertain by some per cent.
 
 ![Loss by epoch, error by time, held-out loss by learning rate, and dampings along training](convergence.png)
 
-Bands are standard errors over seeds. Above right, time 1 is a run of SGD. Below right, a line is a seed.
+Bands are standard errors over seeds. Top right: time 1 is one run of SGD. Bottom right: each line is one seed.
 
-## What it says
+## Results
 
-Differences are means over seeds with 95 % intervals of Student's t. With so many of them some exclude 0 by chance.
+Differences are means over seeds with 95 % intervals of Student's t. With so many intervals, some exclude 0 by chance.
 
-- **As it comes, KFAC does not survive its first steps at rates that it could use later.** Without `kl_clip` {bare_lost}
-  of {bare} runs of its grids are lost, the last of them at step {latest}. The cause is the interval between statistics:
-  the largest eigenvalue that one batch gives rises from {eigen_0:.2g} at the start to {eigen_10:.2g} ten steps later
-  and {eigen_20:.0f} after twenty, and meanwhile KFAC divides by those of the start. Of {begun} runs of one epoch
-  (below) {as_it_comes} are lost as it comes, {fresh} with statistics and eigenvectors at every step and {clipped} with
-  `kl_clip`, at no cost that shows in the arms. New statistics alone do not do it: eigenvalues are renewed with the
-  eigenvectors.
-- **AutoDamping cannot help there:** it first looks at step {every}. From the three starts {same} runs of the grids with
-  a learned damping were lost, each at the very step where the flat one was. So all other arms have `kl_clip`.
-- **At equal epochs KFAC has the lower training loss**, and a lower test error than Adam. KFAC {middle:g} with `kl_clip`
-  less SGD: {to_sgd}. Less Adam: {to_adam}.
-- **At equal time little of it is left against Adam.** A run of KFAC takes {kfac_time:.2f} times as long as SGD's. Less
-  Adam with twice as many epochs, {adam_time:.2f} times as long: {to_long_adam}. Less SGD with twice as many epochs
-  ({sgd_time:.2f}): {to_long_sgd}.
-- **A learned damping trains no better than a flat one here.** Learned less flat at the same start, each at its own
-  rate: from {small:g} {from_small}; from {middle:g} {from_middle}; from {large:g} {from_large}. Learned less flat at
-  its own mean, at the same rate: from {small:g} {mean_small}; from {middle:g} {mean_middle}; from {large:g}
-  {mean_large}. The mean is there from the first step on; the learned value, which in the mean of a run adds
-  {noise_low:.2g} to {noise_high:.2g}, is not. A run takes {auto_time:.2f} times as long as SGD's, {auto_share:.0f} %
-  more than with a flat damping.
-- **Other rules.** Ledoit-Wolf asks for less than the start of {small:g} throughout, so that its runs are those of the
-  flat damping, digit for digit. The edge of the bulk asks for {edge_mean:.2g} in the mean, and does worse than the flat
-  {small:g}: {edge}. Its rate comes from a grid made for the start, which it leaves far behind.
-- **Streaming agrees with fresh batches once training has settled.** At the same weights the noise seen in training
-  batches is {stream_rest} times that seen in {beside} fresh ones, after the first window. One window lies
-  {scatter:.0f} % from the fresh estimate (root mean square of {windows}); their error bars say {bars:.0f} %. The first
-  window looks at the first {every} steps, when the noise is higher, and gives {stream_low:.1f} to {stream_high:.0f}
-  times what is there at their end; the moving average keeps that for several refreshes. Streaming less fresh, as runs:
-  {streaming}.
-- **`refresh="qr"` trains as full eigendecompositions do.** Over {qr_seeds} seeds, qr less eigh: {qr_train} in training
-  loss, {qr_test} in test loss, {qr_error} points of test error. A run takes {qr_time:.2f} times as long as SGD's, in
-  place of {kfac_time:.2f}.
-- **Adam with a large eps** of {eps:g} less Adam: {eps_runs}.
+- **Without `kl_clip`, KFAC diverges in its first steps, at learning rates that it could use later.** {bare_lost} of
+  {bare} grid runs are lost, the last of them at step {latest}. The cause is the interval between statistics. The
+  largest eigenvalue of one batch rises from {eigen_0:.2g} at the start to {eigen_10:.2g} ten steps later and
+  {eigen_20:.0f} after twenty, while KFAC still divides by the eigenvalues of the start. Of {begun} runs of one epoch
+  (below), {as_it_comes} are lost with the defaults ("as it comes"), {fresh} with statistics and eigenvectors at every
+  step, and {clipped} with `kl_clip`, which has no visible cost in the arms. New statistics alone do not help, because
+  eigenvalues are refreshed with the eigenvectors.
+- **AutoDamping cannot help there,** because its first update is at step {every}. From the three starting values, {same}
+  grid runs with learned damping were lost, each at exactly the step where the run with flat damping was lost. All other
+  arms therefore use `kl_clip`.
+- **At equal epochs, KFAC has a lower training loss** than SGD and Adam, and a lower test error than Adam. KFAC
+  {middle:g} with `kl_clip` minus SGD: {to_sgd}. Minus Adam: {to_adam}.
+- **At equal time, little of this advantage over Adam remains.** A run of KFAC takes {kfac_time:.2f} times as long as
+  one of SGD. KFAC minus Adam with twice as many epochs, which takes {adam_time:.2f} times as long: {to_long_adam}. KFAC
+  minus SGD with twice as many epochs ({sgd_time:.2f}): {to_long_sgd}.
+- **Learned damping trains no better than flat damping here.** Learned minus flat at the same starting value, each at
+  its own learning rate: from {small:g} {from_small}; from {middle:g} {from_middle}; from {large:g} {from_large}.
+  Learned minus flat at the mean of the learned values, at the same learning rate: from {small:g} {mean_small}; from
+  {middle:g} {mean_middle}; from {large:g} {mean_large}. The flat run has this mean from the first step on. The learned
+  damping does not: over a run, it adds {noise_low:.2g} to {noise_high:.2g} on average. A run takes {auto_time:.2f}
+  times as long as one of SGD, {auto_share:.0f} % more than with flat damping.
+- **Other rules.** Ledoit-Wolf always asks for less than the starting value of {small:g}, so its runs are identical to
+  those with flat damping. BulkEdge asks for {edge_mean:.2g} on average and does worse than the flat {small:g}: {edge}.
+  Its learning rate comes from a grid made for the starting value, which it leaves far behind.
+- **Streaming agrees with fresh batches once training has settled.** At the same weights, and after the first window,
+  the noise seen in training batches is {stream_rest} times that seen in {beside} fresh ones. A single window deviates
+  from the fresh estimate by {scatter:.0f} % (root mean square of {windows} windows); the error bars predict {bars:.0f}
+  %. The first window covers the first {every} steps, when the noise is higher, and gives {stream_low:.1f} to
+  {stream_high:.0f} times the noise at its end; the moving average keeps that for several refreshes. Training with
+  streaming minus training with fresh batches: {streaming}.
+- **`refresh="qr"` trains as well as full eigendecompositions.** Over {qr_seeds} seeds, qr minus eigh: {qr_train} in
+  training loss, {qr_test} in test loss, {qr_error} points of test error. A run takes {qr_time:.2f} times as long as one
+  of SGD, instead of {kfac_time:.2f}.
+- **Adam with a large eps** of {eps:g} minus Adam: {eps_runs}.
 
-## What was decided on the way
+## Decisions made during the study
 
-The study was not planned in one go, and this is what was seen before each choice. That KFAC as it comes dies early
-was seen in the grids; the arms with a learned damping, its mean, other rules, qr and streaming were then given
-`kl_clip`, and without it a learned damping is in the grids alone. The grids of SGD and Adam went from one seed to three
-after a poor first run of SGD; those of KFAC have one. Seeds of qr against eigh were raised to 12 after three of them
-showed a small difference in test loss, which did not stay.
+The study was not planned in one go. The following was known before each choice. The grids showed that KFAC with its
+defaults diverges early. The arms with learned damping, with its mean, with other rules, qr and streaming were therefore
+given `kl_clip`; learned damping without it appears only in the grids. After a poor first run of SGD, the grids of SGD
+and Adam went from one seed to three; those of KFAC have one. The seeds of qr against eigh were raised to 12, after
+three of them showed a small difference in test loss, which did not persist.
 
 ## The arms
 
@@ -474,22 +478,23 @@ Bold: the 95 % interval excludes 0.
 
 {differences}
 
-## What was learned
+## The learned damping
 
-Damping after the first refresh, at the end, and in the mean over steps; mean and standard deviation over seeds.
+Damping after the first refresh, at the end, and averaged over steps; mean and standard deviation over seeds.
 
 {learned}
 
-## How KFAC begins
+## The first steps of KFAC
 
-Runs of one epoch, {early_seeds} seeds: training loss at the end, or how many were lost; time in epochs of the first.
+Runs of one epoch, {early_seeds} seeds: training loss at the end, or how many were lost. Time is relative to an epoch of
+the first row.
 
 {early}
 
 ## Learning rates
 
-Loss on held-out images at each rate; in bold the chosen one. Those of KFAC are 1/30, 1/10, 1/3, 1 and 10/3 of the
-damping that it starts from.
+Loss on held-out images at each learning rate; the chosen rate is in bold. The rates of KFAC are 1/30, 1/10, 1/3, 1 and
+10/3 of its initial damping.
 
 {grid}
 """

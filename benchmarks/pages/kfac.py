@@ -35,89 +35,96 @@ PRECISION_NAMES = {
     "float32": "*float32* allows it in neither.",
 }
 
-PAGE = """# What training by curvature costs
+PAGE = """# What training with curvature costs
 
-VGG-16 for CIFAR-100 without normalisation, P = {num_params:,}, batches of {batch_size} on noise of the right shape,
-float32 weights: a step of SGD with momentum is the unit. KFAC runs at the intervals of seed 004's authors, statistics
-every {factor_every} steps and eigenvectors every {inverse_every}, refreshes included. All cases take turns in {rounds}
-rounds of one run; a ratio is to SGD in the same round, and its median over rounds is told, with the smallest and the
-largest. The loop is the plain one: eager, contiguous layout, cuDNN's own choice of algorithms.
+The network is VGG-16 for CIFAR-100 without normalisation, P = {num_params:,}, with float32 weights and batches of
+{batch_size}; the inputs are noise of the right shape. The unit is one step of SGD with momentum. KFAC runs at the
+intervals of seed 004's authors: statistics every {factor_every} steps and eigenvectors every {inverse_every}. All times
+include these refreshes. The training loop is plain: eager mode, contiguous layout, cuDNN's default choice of
+algorithms.
+
+All cases take turns in {rounds} rounds of one run. A ratio is relative to SGD in the same round; the tables give its
+median over rounds, with minimum and maximum.
 
 {precisions}
-KFAC's products with eigenvectors and its factors are in TF32 in both; its eigenvectors are not.
+
+In both, KFAC's factors and its products with eigenvectors use TF32; the eigendecompositions do not.
 
 Written by `python benchmarks/kfac.py --page benchmarks/results docs` from `benchmarks/results/kfac.json`: {machine},
 torch {torch}, commit {commit}.
 
 ![Where a step of KFAC goes](kfac.png)
 
-Milliseconds of an average step by what they are for, from steps that wait for the device; dotted: four steps of SGD.
+Milliseconds of an average step by purpose, measured with a synchronisation after each step. The dotted line is four
+steps of SGD.
 
-## The bars
+## Targets
 
 {bars}
 
-Loops of {inverse_every} steps, for a penalty {steps}, are timed as a whole, with one wait for the device at the end. A
-window of AutoDamping is all that it does in {inverse_every} steps, alone; its share is of that many steps of the loop.
-{says}
+Each loop of {inverse_every} steps ({steps} for a penalty) is timed as a whole, with one synchronisation at the end. A
+window of AutoDamping is all its work in {inverse_every} steps, timed alone; its share is relative to that many steps of
+the loop. {says}
 ## The steps
 
-Milliseconds. The column *whole loop* is that of the bars. The others wait for the device after every step: medians over
-the steps of a round, and for the average step of KFAC, refreshes included, the mean.
+Times in milliseconds. The column *whole loop* is the one used for the targets. The other columns synchronise with the
+device after every step. They give medians over the steps of a round; for the average step of KFAC, refreshes included,
+they give the mean.
 
 {loops}
 
 ## Learned damping
 
-Milliseconds of a window of {inverse_every} steps, and its share of the loops' own.
+Milliseconds for a window of {inverse_every} steps, and its share of the time of the loop.
 
 {shares}
 
 ## Where the time goes
 
-Milliseconds of the parts of a step, waiting after each. A penalty is part of `forward`, and of `backward` once more.
-Statistics are taken inside of `backward`; eigenvectors and products with them belong to `step`.
+Milliseconds for the parts of a step, with a synchronisation after each part. A penalty is part of `forward`, and again
+of `backward`. KFAC computes its statistics inside `backward`; eigenvectors and products with them are part of `step`.
 
-{where}
-{busy}
+{where} {busy}
 ## Memory
 
-GiB on the device, after three steps and at their height, each case alone; images and weights are counted.
+GiB on the device after three steps, and at the peak. Each case runs alone; images and weights are included.
 
 {memory}
 """
 
 SAYS = """
-## What it says
+## Results
 
-The cells in bold apart, every bar is met in both precisions. A network of this size waits for the host, which
-starts its kernels one by one: SGD takes 4.8 ms, the device being busy for 3.4 of them. So the remedy is the same
-everywhere, to record what is done at each step as a CUDA graph and replay it (`ritz.replay`):
+Except for the cells in bold, every target is met in both precisions. With a network of this size, the GPU waits for the
+host, which launches its kernels one by one: SGD takes 4.8 ms per step, and the device is busy for 3.4 ms of them. The
+remedy is therefore the same everywhere: the work of each step is recorded as a CUDA graph and replayed (`ritz.replay`).
 
-- **Penalties.** Eager, a quarter of the batch costs 5.6 steps of SGD in the GGN form and 12 in the Hessian form.
-  Replayed, 2.0 and 3.9. Convolutions are differentiated by forms of their own (`ritz.convolutions`), since torch's
-  second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs` shares the graph of
-  the user's forward pass, which cannot be recorded, and misses its bar: where the host is the bottleneck the call with
-  a pass of its own is the faster one.
-- **AutoDamping.** With 4 batches a refresh, 8 products of 64 images and 4 probes: 99 ms beside the 480 of 100 steps
-  of SGD; eager 232.
-- **KFAC with full eigendecompositions.** 15.3 ms a step, of which 6.7 are eigenvectors and 1.6 statistics. The step
-  itself, two products with eigenvectors on either side of each gradient, is replayed, in TF32 (`tf32=True`): 1.6 ms of
-  the device. Five decompositions run beside each other, each on a stream and in a thread of its own, which the profiler
-  below does not see: a step with new eigenvectors takes 692 ms, and took 924 in a run where they followed one another
-  (`benchmarks/results/kfac-a3326dd.json`).
-- **With `refresh="qr"`** such a step takes 181 ms, and took 350: eigenvectors are 1.6 ms of an average step of 9.7.
+- **Penalties.** In eager mode, a penalty on a quarter of the batch costs 5.6 steps of SGD in the GGN form and 12 in the
+  Hessian form. Replayed, it costs 2.0 and 3.9. Convolutions use special derivative formulas (`ritz.convolutions`),
+  because torch's second derivative in the weight is a convolution with a kernel as large as the image. `on_outputs`
+  shares the graph of the user's forward pass, which cannot be recorded, and misses its target: if the host is the
+  bottleneck, the call with its own forward pass is faster.
+- **AutoDamping.** A refresh uses 4 batches: 8 products of 64 images with 4 probes. It takes 99 ms, compared with 480 ms
+  for 100 steps of SGD. In eager mode it takes 232 ms.
+- **KFAC with full eigendecompositions.** An average step takes 15.3 ms: 6.7 ms for eigenvectors and 1.6 ms for
+  statistics. The step itself, with two products with eigenvectors on either side of each gradient, is replayed in TF32
+  (`tf32=True`) and takes 1.6 ms of the device. Five decompositions run in parallel, each on its own stream and in its
+  own thread, which the profiler below does not show. A step with new eigenvectors takes 692 ms. It took 924 ms in a run
+  where the decompositions followed one another (`benchmarks/results/kfac-a3326dd.json`).
+- **With `refresh="qr"`**, a step with new eigenvectors takes 181 ms; in that earlier run it took 350 ms. Eigenvectors
+  are 1.6 ms of an average step of 9.7 ms.
 
-The device's own work is not hidden by a faster host, so the ratios rise with it. In the tf32 part of an earlier
-run (`benchmarks/results/kfac-30c6c76.json`) SGD took 3.7 ms, near what the device needs for it, and most bars were
-missed: KFAC, whose step was the same and which took 15.9 and 10.0 ms, came to 4.3 and 2.7, penalties to 3.4 and 7.0 on
-the whole batch and 2.5 on a quarter, since made some per cent cheaper, and learned damping, of 8 batches then, to 42 %
-of SGD. In its default part, with SGD at 4.5 ms, all but the quarter's, 2.1, were met by the default calls. KFAC has
-become cheaper since, as told above; a penalty on such a host would miss its bar still.
+**On a faster host, the ratios are higher**, because a faster host does not hide the work of the device. In the tf32
+part of an earlier run (`benchmarks/results/kfac-30c6c76.json`), SGD took 3.7 ms, close to what the device needs, and
+most targets were missed. KFAC took 15.9 and 10.0 ms with the same step, which is 4.3 and 2.7 steps of SGD. Penalties
+cost 3.4 and 7.0 on the whole batch and 2.5 on a quarter; they have become some per cent cheaper since. Learned damping,
+with 8 batches at that time, added 42 % to SGD. In the default part of that run, with SGD at 4.5 ms, the default calls
+met all targets except the penalty on a quarter of the batch, at 2.1. KFAC has become cheaper since, as described above;
+a penalty on such a host would still miss its target.
 
-All of it is for models made of torch.nn's modules alone, which are known to do the same at each call. Others run
-eagerly unless `TracePenalty(replay=True)` and `Plan(replay=True)` say that they may be recorded; KFAC's step needs no
-such word. A recording keeps the memory of its intermediate results, see below.
+All of this applies to models that contain only torch.nn's modules, which are known to run the same operations at each
+call. Other models run eagerly, unless `TracePenalty(replay=True)` and `Plan(replay=True)` declare that they may be
+recorded. KFAC's step does not need this. A recording keeps the memory of its intermediate results, see below.
 """
 
 
@@ -142,7 +149,7 @@ BARS = (
 def bars(report: dict[str, Any]) -> str:
     """What was promised and what was measured; bold is missed."""
     runs = report["runs"]
-    lines = ["| times a step of SGD | bar | " + " | ".join(runs) + " |", "| --- | ---: |" + " ---: |" * len(runs)]
+    lines = ["| in steps of SGD | target | " + " | ".join(runs) + " |", "| --- | ---: |" + " ---: |" * len(runs)]
     for title, name, bar in BARS:
         cells = [_judged(run["loops"][name]["ratio"], bar) for run in runs.values()]
         lines.append(f"| {title} | {bar:g} | " + " | ".join(cells) + " |")
@@ -150,7 +157,7 @@ def bars(report: dict[str, Any]) -> str:
         for name in next(iter(runs.values()))["damping"]:
             cells = [_judged(shares(run, name, loop, report), bar, 0) for run in runs.values()]
             lines.append(f"| AutoDamping, {name}, % of {loop} | {bar:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n\nBold: the bar is missed."
+    return "\n".join(lines) + "\n\nBold: the target is missed."
 
 
 def _judged(values: list[float], bar: float, digits: int = 2) -> str:
@@ -202,7 +209,7 @@ def where_table(report: dict[str, Any], precision: str) -> str:
 def operations_table(report: dict[str, Any]) -> str:
     if "operations" not in report:
         return ""
-    lines = ["\nHow long the device is busy in a step, by torch's profiler, and with what.\n"]
+    lines = ["\nMilliseconds for which the device is busy in a step, and with which operations, by torch's profiler.\n"]
     lines += [f"| {next(iter(report['runs']))} | busy | operations |", "| --- | ---: | --- |"]
     for name, found in report["operations"].items():
         named = ", ".join(f"{op.removeprefix('aten::')} {ms:.2f}" for op, ms, _ in found["operations"][:6])
@@ -216,7 +223,7 @@ def memory_table(report: dict[str, Any]) -> str:
     lines = [f"| {next(iter(report['runs']))} | held | peak |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {found['held']:.2f} | {found['peak']:.2f} |" for name, found in report["memory"].items()]
     if not any(name.startswith("AutoDamping") for name in report["memory"]):
-        lines.append("\nThat of AutoDamping was not measured.")
+        lines.append("\nThe memory of AutoDamping was not measured.")
     return "\n".join(lines)
 
 

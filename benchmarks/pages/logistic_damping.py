@@ -27,113 +27,117 @@ def page(folder: Path, target: Path) -> None:
 
 PAGE = """# Damping and sharp directions in softmax regression, over {num_seeds} seeds
 
-Section 5 of seed 004 asks, where nothing is random and the loss is convex, whether movement along the sharp directions
-is what makes a network generalise: softmax regression (7,850 parameters) on {train:,} images of MNIST, and again of
-Fashion-MNIST, {steps} steps on all of them at a rate α = {alpha:g}, {test:,} images for testing. LanczosOPT takes
-{num_lanczos} Ritz pairs (λᵢ, φᵢ) of the Hessian at each step and moves (equation 9)
+Section 5 of seed 004 asks whether movement along the sharp directions makes a network generalise. It uses a convex
+problem without any stochasticity: softmax regression (7,850 parameters) on {train:,} images of MNIST, repeated here on
+Fashion-MNIST. Training takes {steps} full-batch steps at a learning rate α = {alpha:g}; {test:,} images are used for
+testing. At each step, LanczosOPT computes {num_lanczos} Ritz pairs (λᵢ, φᵢ) of the Hessian and updates the weights by
+equation 9,
 
     w ← w − α [ (1/η) Σ φᵢ φᵢᵀg / (λᵢ + δ) + (g − Σ φᵢ φᵢᵀg) / δ ]
 
-A small damping δ favours the flat directions, which have no λᵢ; η = 3 and 10 (LOPT[3], LOPT[10]) hold back the sharp
-ones. The paper shows one run of each. Here every seed draws its own {train:,} images and start, and all its runs share
-them: {num_seeds} seeds, differences at equal seed, 95 % Student t intervals of their means. With so many intervals some
-miss by chance alone.
+A small damping δ favours the flat directions, which have no λᵢ. η = 3 and 10 (LOPT[3], LOPT[10]) reduce the movement
+along the sharp directions. The paper shows one run of each. Here, each of {num_seeds} seeds has its own {train:,}
+images and initial weights, shared by all runs of the seed. We report mean differences at equal seed with 95 % Student t
+intervals. With so many intervals, some miss by chance alone.
 
-What the paper leaves open was chosen so: dampings {grid}, from where the rate along flat directions, α/δ, is
-that of gradient descent to where it overshoots; pixels mapped to [-1, 1]; PyTorch's own initialisation (at zero every
-eigenvalue is there nine times, and Lanczos sees one); a new random vector starts Lanczos at each step; all
-{num_lanczos} pairs are kept, as the authors' code does.
+**Choices.** The paper leaves the following open. The dampings are {grid}: at the largest, the learning rate along flat
+directions, α/δ, is that of gradient descent; at the smallest, training overshoots. Pixels are mapped to [-1, 1]. We use
+PyTorch's own initialisation, because at zero every eigenvalue occurs nine times, and Lanczos finds only one of them.
+Each step starts Lanczos from a new random vector. All {num_lanczos} pairs are kept, as in the authors' code.
 
 Written by `python benchmarks/logistic_damping.py --page benchmarks/results docs` from
 `benchmarks/results/logistic_damping.json`: {machine}, torch {torch}, float32, {minutes:.0f} minutes for each data set
-and seed on a machine that others used too; commit {commit}. The {runs_each} runs of LanczosOPT of a seed go in
-lock-step, which a test shows to be the steps of `ritz.optim.LanczosOpt`.
+and seed on a shared machine; commit {commit}. The {runs_each} runs of LanczosOPT of a seed run in lock-step; a test
+shows that the steps are those of `ritz.optim.LanczosOpt`.
 
 ![Error less that of the best run, by δ and η](logistic_damping_grid.png)
 
-As figure 4 of the paper: errors at the end, mean over seeds, less the lowest of the panel (below its title), in
-percentage points; low damping above.
+As in figure 4 of the paper: final errors, averaged over seeds, minus the lowest error of the panel (printed below its
+title), in percentage points. Low damping is at the top.
 
 ![Errors along training, MNIST](logistic_damping_mnist.png)
 
 ![Errors along training, Fashion-MNIST](logistic_damping_fashionmnist.png)
 
-As figures 5 and 6: training (dashed) and test error (solid), mean and range of the seeds, gradient descent at the same
-α in grey. Errors below 0.1 % are off the scale.
+As in figures 5 and 6: training error (dashed) and test error (solid), mean and range over seeds. Gradient descent at
+the same α is grey. Errors below 0.1 % are not shown.
 
-## What it says
+## Results
 
-Lists go by damping, {grid}; means over seeds, in percentage points.
+Lists are in the order of the dampings {grid}. They give means over seeds, in percentage points.
 
-- Holding back the sharp directions costs test error: from η = 1 to 10 it changes by {MNIST_harm_test_error} on MNIST
-  and by {FashionMNIST_harm_test_error} on Fashion-MNIST: little at the lowest damping, most in the middle. That
-  larger damping makes it graver is refuted from 0.1 to 1.
-- The training error changes by {MNIST_harm_train_error}, and by {FashionMNIST_harm_train_error}. What is left is
-  the gap: {MNIST_harm_gap}, and {FashionMNIST_harm_gap}. So generalisation is harmed more than training in the
-  middle of the grid, where training gets near its end through flat directions; at the ends the seeds do not tell.
-- Less damping has an optimum, not a slope. At η = 1 the test error is {MNIST_test_error} %, and
-  {FashionMNIST_test_error} %: lowest at 0.1. The gap, {MNIST_gap} and {FashionMNIST_gap}, does rise from δ = 1
-  to 0.01, because the training error falls. (The ratio 1 + λ₁/δ at the end does not rise at every step down: λ₁ falls
-  too.)
-- At the lowest damping the rate along flat directions is 100, and training overshoots: its loss climbs to {MNIST_peak}
-  times that of the start on MNIST, {FashionMNIST_peak} on Fashion-MNIST (at 0.001 some runs climb too). At η = 1 it
-  still ends with all images separated, and with a test loss of {MNIST_test_loss} and {FashionMNIST_test_loss}, of
-  which the test error shows little.
-- There is no minimum to speak of: in {MNIST_separated} and {FashionMNIST_separated} of {num_seeds} seeds a run
-  separates its images, so the loss falls to 0 at infinity. (And a vector added to all classes changes nothing.)
-- 50 Lanczos steps find the outliers, but not 50 eigenpairs: {MNIST_pairs} of the Ritz pairs have converged to 1e-6 of
-  λ₁ on MNIST, {FashionMNIST_pairs} on Fashion-MNIST. At small damping the step is about as far from that of equation 9
-  as that is long (last table). What η holds back is the Krylov space of a random vector: the outliers, and a sample of
-  the rest.
-- Gradient descent at the same rate ends at {MNIST_descent} % and {FashionMNIST_descent} %, LanczosOPT at δ = 1 close
-  by: along flat directions they are the same. At 0.1 it is below that, at 0.001 and 0.0001 above: there is a gap, and
-  more damping closes it.
+- **Less movement along sharp directions costs test error.** From η = 1 to 10, the test error changes by
+  {MNIST_harm_test_error} on MNIST and by {FashionMNIST_harm_test_error} on Fashion-MNIST: little at the lowest damping,
+  most in the middle. The statement that larger damping increases this harm is refuted from 0.1 to 1.
+- **Generalisation.** The training error changes by {MNIST_harm_train_error}, and by {FashionMNIST_harm_train_error}.
+  The remaining change is that of the gap: {MNIST_harm_gap}, and {FashionMNIST_harm_gap}. In the middle of the grid,
+  where training comes close to its end along flat directions, generalisation is thus harmed more than training. At the
+  ends of the grid, the seeds do not decide.
+- **The effect of less damping is not monotone.** At η = 1 the test error is {MNIST_test_error} %, and
+  {FashionMNIST_test_error} %: it is lowest at 0.1. The gap, {MNIST_gap} and {FashionMNIST_gap}, does rise from δ = 1 to
+  0.01, because the training error falls. (The final ratio 1 + λ₁/δ does not rise with every decrease of δ, because λ₁
+  falls, too.)
+- **Overshooting.** At the lowest damping, the learning rate along flat directions is 100, and training overshoots: the
+  loss climbs to {MNIST_peak} times its initial value on MNIST, {FashionMNIST_peak} on Fashion-MNIST (at 0.001 some runs
+  climb, too). At η = 1, training still ends with all images separated, and with a test loss of {MNIST_test_loss} and
+  {FashionMNIST_test_loss}, which the test error hardly shows.
+- **There is no minimum.** In {MNIST_separated} and {FashionMNIST_separated} of {num_seeds} seeds a run separates its
+  images, so the loss falls to 0 at infinity. (Also, adding one vector to all classes changes nothing.)
+- **Converged pairs.** 50 Lanczos steps find the outliers, but not 50 eigenpairs: {MNIST_pairs} of the Ritz pairs have
+  converged to 1e-6 of λ₁ on MNIST, {FashionMNIST_pairs} on Fashion-MNIST. At small damping, the distance between the
+  step and that of equation 9 is about as long as the step itself (last table). η therefore acts on the Krylov space of
+  a random vector: the outliers, and a sample of the rest.
+- **Gradient descent** at the same learning rate ends at {MNIST_descent} % and {FashionMNIST_descent} %. LanczosOPT at δ
+  = 1 is close, because along flat directions the two are the same. At 0.1 it is below gradient descent, at 0.001 and
+  0.0001 above: there is a gap, and more damping closes it.
 
-## What was decided on the way
+## Decisions made during the study
 
-The fourth seed was added after the verdicts on three, to narrow the intervals. What counts as a rise of the training
-loss, as separated, and as an outlier was settled with results in view; the first reading of an outlier would have found
-15 and 16 of them at one seed of Fashion-MNIST. Where training overshoots (δ = 0.0001, some runs at 0.001) runs are
-chaotic, and a change of the order of operations moves their test error by some points.
+The fourth seed was added after the verdicts on three, to narrow the intervals. The definitions of a rise of the
+training loss, of separated images, and of an outlier were fixed with results in view; the first definition of an
+outlier would have found 15 and 16 of them at one seed of Fashion-MNIST. Where training overshoots (δ = 0.0001, some
+runs at 0.001), runs are chaotic, and a different order of operations changes their test error by some points.
 
 ## The statements
 
-Each statement of section 5 as the claims it makes, one for each damping, η or pair of them, and how many of them hold,
-are refuted, and are not decidable from {num_seeds} seeds. *Generalisation* is read as test error, and once more as the
-gap, test error − training error.
+Each statement of section 5 is split into claims, one for each damping, η or pair of them. The table counts how many of
+them hold, are refuted, or are not decidable from {num_seeds} seeds. *Generalisation* is read as test error, and once
+more as the gap, test error − training error.
 
 {statements}
 
-{second} beside {first}: {picture}; {opposed} hold on one and are refuted on the other. That its test error is higher
-holds: by {higher} points in the mean over the grid.
+{second} beside {first}: {picture}; {opposed} hold on one and are refuted on the other. The statement that its test
+error is higher holds: by {higher} points on average over the grid.
 
 ## The errors
 
-At the end, in %, mean and standard deviation over seeds.
+Final errors in %, mean and standard deviation over seeds.
 
 {errors}
 
 ## Less damping
 
-Mean change of the test error and of the gap, in percentage points, from one damping to the next lower, and from the
-highest to the lowest. The paper has all of them rise. Bold: refuted; in italics: not decidable.
+Mean change of the test error and of the gap, in percentage points, from one damping to the next lower one, and from the
+highest to the lowest. According to the paper, all of them rise. Bold: refuted; italics: not decidable.
 
 {less_damping}
 
 ## Less movement along sharp directions
 
-Mean change from one η to another. The paper has all of them rise.
+Mean change from one η to another. According to the paper, all of them rise.
 
 {larger_eta}
 
-How much more η = 3 and 10 add to the errors at one damping than at the next lower one. The paper has all of them rise.
+How much more η = 3 and 10 add to the errors at one damping than at the next lower one. According to the paper, all of
+them rise.
 
 {graver}
 
 ## The step of LanczosOPT and equation 9
 
-Equation 9 sums over eigenpairs; LanczosOPT has Ritz pairs. |difference| / |step| between its step and that of the
-{num_lanczos} largest eigenpairs (from {enough} Lanczos steps, float64), η = 1, at the start and along gradient descent:
+Equation 9 sums over eigenpairs, whereas LanczosOPT uses Ritz pairs. The table gives |difference| / |step| between its
+step and that of the {num_lanczos} largest eigenpairs (from {enough} Lanczos steps, float64), for η = 1, at the start
+and along gradient descent:
 
 {equation_9}
 """

@@ -18,7 +18,7 @@ def within(values: list[float], digits: int = 2) -> str:
 
 
 def rest_table(report: dict[str, Any]) -> str:
-    lines = ["| after | estimate | products | ratio to the full | standard deviation | of one product |"]
+    lines = ["| after | estimate | products | ratio to full | standard deviation | per product |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
     for row in report["at_rest"]:
         *_, full = row["estimates"].values()
@@ -47,7 +47,7 @@ def windows(report: dict[str, Any]) -> dict[str, str]:
 
 
 def coverage_table(part: dict[str, Any]) -> str:
-    lines = ["| batches | probes | holds the truth, % | mean / truth | spread / truth | error told / truth |"]
+    lines = ["| batches | probes | coverage, % | mean / truth | spread / truth | reported error / truth |"]
     lines.append("| ---: | --- | ---: | ---: | ---: | ---: |")
     for row in part["rows"]:
         probes = OWN if row["probes"] is None else f"{row['probes']} common"
@@ -63,23 +63,24 @@ def verdict(report: dict[str, Any]) -> str:
 
     def held(name: str, keep: Callable[[dict[str, Any]], bool]) -> str:
         found = [100 * row["covered"] for row in rows if keep(row)]
-        return f"{name} {min(found):.0f} to {max(found):.0f} %" if found else f"{name} none"
+        return f"{min(found):.0f} to {max(found):.0f} % {name}" if found else f"none {name}"
 
     parts = [
-        held("one common probe", lambda row: row["probes"] == 1),
-        held("2 to 4", lambda row: row["probes"] in (2, 4)),
-        held(f"8 or more with {most} batches", lambda row: (row["probes"] or 0) >= 8 and row["batches"] == most),
-        held("a probe for each of 4 batches", lambda row: row["probes"] is None and row["batches"] == 4),
-        held(f"for each of {most}", lambda row: row["probes"] is None and row["batches"] == most),
+        held("with one common probe", lambda row: row["probes"] == 1),
+        held("with 2 to 4", lambda row: row["probes"] in (2, 4)),
+        held(f"with 8 or more and {most} batches", lambda row: (row["probes"] or 0) >= 8 and row["batches"] == most),
+        held("with a probe for each of 4 batches", lambda row: row["probes"] is None and row["batches"] == 4),
+        held(f"with a probe for each of {most}", lambda row: row["probes"] is None and row["batches"] == most),
     ]
     root = math.sqrt(report["settings"]["draws"])
     off = max(abs(row["ratio"] - 1) * root / row["spread"] for row in rows)
     text = (
-        f"An interval of 95 % holds the truth, over both tables, with {'; '.join(parts)}. One common probe errs by how "
-        "it lies to the few directions that hold the noise, which its batches cannot see: its error is told too small, "
-        "and more batches make that worse. The others fall short since an error that is known from few numbers, of "
-        "squares with a long tail, is taken as it is. There is no bias to be seen: of all the means the one farthest "
-        f"from the truth is {off:.1f} of its standard errors away, and all of them share their batches."
+        f"Over both tables, the coverage of a 95 % interval is: {'; '.join(parts)}. One common probe has an error that "
+        "depends on its alignment with the few directions that contain the noise. The spread over batches does not "
+        "show this error, so the reported error is too small, and more batches make this worse. The other intervals "
+        "fall short because their standard error comes from few squares with a long tail, and the interval treats it "
+        "as exact. No bias is visible: the mean that is farthest from the truth is "
+        f"{off:.1f} of its standard errors away, and all means share their batches."
     )
     return reports.filled(text)
 
@@ -97,7 +98,7 @@ def loops_apart(report: dict[str, Any]) -> str:
     """What a first run gave, which compared whole loops with AutoDamping and without."""
     rows = report.get("first_costs")
     if not rows:
-        return "Nothing of what is measured was changed after the full run."
+        return "Nothing in the measurements was changed after the full run."
     texts = []
     for family in BARS:
         found = [100 * (row[f"{family}/{way}"] / row[f"{family}/None"] - 1) for row in rows for way in WAYS]
@@ -105,79 +106,82 @@ def loops_apart(report: dict[str, Any]) -> str:
             f"for {family} {statistics.median(found):.0f} % in the median ({min(found):.0f} to {max(found):.0f})"
         )
     text = (
-        "The costs were measured twice. The first time whole loops with AutoDamping were compared with loops without "
-        f"it, in turn, on a machine with other work: it added {', '.join(texts)}. Loops differed from each other by "
-        "more than what was asked for, so the second time the seconds of AutoDamping were taken within each loop. All "
-        "else is of one run, whose number of repeats was set before it, so that it takes minutes."
+        "The costs were measured twice. The first measurement compared whole loops with AutoDamping and without, in "
+        f"turn, on a machine with other work: AutoDamping added {', '.join(texts)}. Loops differed from each other by "
+        "more than the quantity of interest, so the second measurement timed AutoDamping within each loop. Everything "
+        "else is from one run, whose number of repeats was set in advance, so that it takes minutes."
     )
     return reports.filled(text)
 
 
 def cost_table(report: dict[str, Any]) -> str:
-    lines = ["| loop | batches | bar, % | AutoDamping adds, % | |", "| --- | --- | ---: | ---: | --- |"]
+    lines = ["| loop | batches | target, % | AutoDamping adds, % | |", "| --- | --- | ---: | ---: | --- |"]
     for (family, way), found in shares(report).items():
         middle = statistics.median(found)
-        kept = "kept" if middle <= BARS[family] else "**missed**"
+        kept = "met" if middle <= BARS[family] else "**missed**"
         told = f"{middle:.0f} ({min(found):.0f} to {max(found):.0f})"
         lines.append(f"| {family} | {way} | {BARS[family]} | {told} | {kept} |")
     return "\n".join(lines)
 
 
-PAGE = """# The noise of the curvature: which estimate, how sure, how dear
+PAGE = """# The noise of the curvature: estimates, uncertainty and cost
 
-What `AutoDamping` learns from is Tr X² / P, X = H_batch − H (equation 15 of seed 004). By default it takes
-4 batches every {every} steps, either drawn for it or, streaming, the training batches; a batch is cut in halves and has
-a probe of its own. The other way, the paper's, has probes that are common to all batches (`num_probes=`, and
-`ritz.curvature_noise`). Batches of {batch_size}, {num_images:,} images of {data}, momentum 0.9, learning rate {lr:g}.
+`AutoDamping` estimates Tr X² / P, where X = H_batch − H (equation 15 of seed 004). By default, every {every} steps it
+uses 4 batches: either drawn for this purpose or, when streaming, the training batches. Each batch is split in halves
+and has its own probe. The alternative, as in the paper, uses probes that are common to all batches (`num_probes=`, and
+`ritz.curvature_noise`).
 
-Written by `python benchmarks/noise.py --page benchmarks/results docs` from `benchmarks/results/noise.json`:
-{machine}, torch {torch}, commit {commit}, {minutes:.0f} minutes for all of it.
+Setting: batches of {batch_size}, {num_images:,} images of {data}, momentum 0.9, learning rate {lr:g}; {machine}, torch
+{torch}, commit {commit}, {minutes:.0f} minutes in total. Written by `python benchmarks/noise.py --page
+benchmarks/results docs` from `benchmarks/results/noise.json`.
 
-## The same number?
+## Do the estimates agree?
 
-Three convolutions and a linear layer, ReLU, P = {num_params:,}. At fixed weights {repeats} estimates of each kind, with
-other batches and probes; *full* is `ritz.curvature_noise` at its defaults, {full_batches} batches and {full_probes}
-probes. The standard deviation is relative to the mean; the last column, times the root of the products, is what one
-product is worth: for the same work, the smaller the better. 95 % intervals by Student's t, the error of the full mean
-not counted.
+The network has three convolutions and a linear layer with ReLU, P = {num_params:,}. At fixed weights, each kind of
+estimate is repeated {repeats} times with other batches and probes. *Full* is `ritz.curvature_noise` with its defaults,
+{full_batches} batches and {full_probes} probes. The standard deviation is relative to the mean. The last column is the
+standard deviation times the square root of the number of products: it compares estimates at equal work, and smaller is
+better. The 95 % intervals use Student's t; they do not include the error of the full mean.
 
 {rest_table}
 
-Along training, the streaming estimate of a window of {every} steps over the full one at its end, mean over windows of
-each of {num_seeds} seeds: {rest}; one window varies by {rest_spread} ({num_windows} of them). The first window of a run
-is apart: it saw the first {every} steps, where the noise is another, and gives {first} times what is there at their
-end.
+During training, we compare the streaming estimate over a window of {every} steps with the full estimate at the end of
+the window. The mean ratio over the windows of each of {num_seeds} seeds is {rest}. Single windows have a standard
+deviation of {rest_spread} ({num_windows} windows). The first window of a run is excluded, because it covers the first
+{every} steps, where the noise is different: its ratio is {first}.
 
-## Do the intervals hold the truth?
+## Do the intervals cover the truth?
 
-A network of {dim} weights on {side} × {side} means of pixels, batches of {small_batch}. The truth is known: the Hessian
-of each of the {num_images:,} samples, all of their variances, over the size of a batch. {draws} draws, so that a
-coverage of 95 % is known to ± {error:.0f} points. *Spread* is the standard deviation of the estimates, *error told* the
-root of the mean of their squared standard errors. Batches are drawn without replacement.
+This test uses a network of {dim} weights on {side} × {side} averaged pixels, with batches of {small_batch}. The truth
+is known from the Hessian of each of the {num_images:,} samples: it is the sum of their variances, divided by the batch
+size and P. With {draws} draws, a coverage of 95 % is determined to ± {error:.0f} points. *Spread* is the standard
+deviation of the estimates, and *reported error* the root mean square of their standard errors. Batches are drawn
+without replacement.
 
-After {start_steps} steps (loss {start_loss:.2f}): the noise is {start_noise:.3g}, (Tr S)² / Tr S² of S = E X² is
+After {start_steps} steps (loss {start_loss:.2f}), the noise is {start_noise:.3g}, and (Tr S)² / Tr S² of S = E X² is
 {start_directions:.1f} directions.
 
 {start_table}
 
-After {end_steps} steps (loss {end_loss:.2f}): the noise is {end_noise:.3g}, in {end_directions:.1f} directions.
+After {end_steps} steps (loss {end_loss:.2f}), the noise is {end_noise:.3g}, in {end_directions:.1f} directions.
 
 {end_table}
 
 {verdict}
 
-## What it costs
+## What does it cost?
 
-CPU seconds of AutoDamping in {every} steps of the network above, over those of the steps themselves, KFAC's refreshes
-among them; one thread. It is the second {every} steps that are told, without what is done once. The cases take turns,
-{rounds} rounds; median, smallest and largest.
+The table shows the CPU time of AutoDamping in {every} steps of the network above, relative to the time of the steps
+themselves, including KFAC's refreshes, on one thread. It shows the second {every} steps, so that one-time work is
+excluded. The cases take turns over {rounds} rounds; given are the median, the minimum and the maximum.
 
 {cost_table}
 
-The bars are for the defaults (4 batches, every 100 steps). On a large network and an accelerator the same is on
-[its own page](kfac.md), and what a run with a learned damping gains on [another](convergence.md), which had 8 batches.
+The targets apply to the defaults (4 batches, every 100 steps). The cost for a large network on an accelerator is on
+[its own page](kfac.md). What a run gains from learned damping is on [another page](convergence.md), which used 8
+batches.
 
-## What was decided after seeing results
+## Changes made after seeing results
 
 {decided}
 """

@@ -93,29 +93,45 @@ def target_table(report: Report) -> str:
 
 INTRODUCTION = """# Speed
 
-Ritz beside curvlinops, hessian-eigenthings, PyHessian and BackPACK: the same networks, noise of the right shape (for
-spectra: weights trained on patterns in noise, see `benchmarks/peers/accuracy.py`), the same precision and vectors, one
-process. Tools take turns in each round; on a GPU the median of rounds is told, on a CPU the least of the seconds of one
-thread, since machines are shared. "per gradient" is the time of one product in gradients of the same batch, eager or
-compiled. "error" is the relative distance of the first image from a product in float64, two passes in reverse. A job
-that is too long is measured in part and marked as extrapolated. "matrix products alone" are those of a dense network
-whose tangents go from layer to layer (`benchmarks/peers/floor.py`), into memory that is there already: a bound from
-below for Hessian products, and from above for how many times faster than a peer ritz can be. Gauss-Newton products of
-few outputs do with fewer, in factors (`ritz.operators.tape.factors`). On a CPU ritz keeps the forward pass of a batch
-and the gradient that vectors share from one product to the next where it may (`ritz.operators.tape`); "nothing kept"
-does not. PyHessian does likewise for a single batch. On a GPU compiled products of one or two vectors at a time keep
-it, in the files of commit e53882d and later. There "ritz" is what a short run gets, a recorded graph where the network
-allows it, "ritz, compiled" what a long one gets (`Plan(compile=True)`), and "ritz, eager" is neither. Where functions
-were compiled ahead by several processes, the first calls are told with the compiler's cache empty, and again in the
-process that was timed, which found it full. Times of whole jobs leave these first calls out: by default a job is
-compiled only where a compiler that gains nothing would make it a tenth longer at most, and takes the times of "ritz"
-else. Graphs are recorded, and by default compiled, for models of torch.nn's and ritz's own modules; those of the user's
-take `Plan(replay=True)` and `Plan(compile=True)`. Spectra are compared as densities, which peers have by stochastic
-Lanczos quadrature. For the trace and a few eigenvalues alone no density is needed: what Hutchinson's estimator and one
-Lanczos run would take, which peers have and ritz too (`trace`, `top_eigenpairs`), stands in the rows "no density".
+This page compares ritz with curvlinops, hessian-eigenthings, PyHessian and BackPACK. All tools run in one process, on
+the same networks, inputs and vectors, in the same precision. The inputs are noise of the right shape. For spectra, the
+weights were trained on patterns in noise (see `benchmarks/peers/accuracy.py`).
 
-Written by `python benchmarks/speed.py --page benchmarks/results docs`, from `benchmarks/results/speed_*.json`. What a
-KFAC step costs is on [a page of its own](kfac.md).
+The page is written by `python benchmarks/speed.py --page benchmarks/results docs` from
+`benchmarks/results/speed_*.json`. The cost of a KFAC step is on [a page of its own](kfac.md).
+
+**Timing.** The tools take turns in each round. On a GPU, the tables give the median over rounds. On a CPU, they give
+the minimum CPU time of one thread, because the machines are shared. A job that is too long is measured in part and
+marked as extrapolated.
+
+**Columns and rows of the tables:**
+
+- In the tables of targets, "times curvlinops" or "times the best peer" is the time of that tool divided by the time of
+  ritz. The name in parentheses is the mode of ritz, see below.
+- "per gradient" is the time of one product divided by the time of one gradient of the same batch, eager or compiled.
+- "error" is the relative distance of the first product from the same product in float64, computed by reverse over
+  reverse mode.
+- "matrix products alone" is the time of the matrix multiplications of a dense network whose tangents pass from layer to
+  layer, written into memory that is already allocated (`benchmarks/peers/floor.py`). It is a lower bound for the time
+  of Hessian products, and so an upper bound for the speed-up of ritz over a peer. Gauss-Newton products with few
+  outputs need fewer multiplications, because they use factors (`ritz.operators.tape.factors`).
+- "ritz, nothing kept" recomputes everything for each product. On a CPU, "ritz" keeps the forward pass of a batch and
+  the part of the gradient that all vectors share from one product to the next, where this is possible
+  (`ritz.operators.tape`). PyHessian does the same for a single batch. On a GPU, compiled products of one or two vectors
+  at a time keep them, too, in the files of commit e53882d and later.
+- On a GPU, "ritz" is what a short run uses: a recorded CUDA graph where the network allows it. "ritz, compiled" is what
+  a long run uses (`Plan(compile=True)`). "ritz, eager" uses neither.
+- The rows "no density" give the time of the trace and a few eigenvalues alone, by Hutchinson's estimator and one
+  Lanczos run. These need no density; the peers have both, and so has ritz (`trace`, `top_eigenpairs`). All other
+  spectra are compared as densities, which the peers compute by stochastic Lanczos quadrature.
+
+**Compilation.** Where several processes compiled functions in advance, the tables give the time of the first calls
+twice: with an empty compiler cache, and in the timed process, which found the cache full. Times of whole jobs exclude
+the first calls. By default, ritz compiles a job only if a compiler without any gain would make the job at most a tenth
+longer; otherwise the job takes the times of "ritz".
+
+CUDA graphs are recorded, and functions are compiled by default, for models made of torch.nn's and ritz's own modules.
+For other modules, pass `Plan(replay=True)` and `Plan(compile=True)`.
 """
 
 TRIED = Path(__file__).parent.parent / "pages" / "speed_tried.md"

@@ -45,12 +45,12 @@ _open: set[Path] = set()  # folders at work in this process, which a lock that n
 
 
 class Checkpoint:
-    """A folder in which a run keeps its state. The same call with the same folder goes on, or returns what it found.
+    """A folder for the state of a run. The same call with the same folder resumes, or returns the finished result.
 
     Args:
-        folder: Made if it is not there. One that holds something else is refused.
-        every: Seconds of work that a kill may lose, 60 if not said; more only where one product takes longer. A save
-            costs the time of writing the vectors that are new since the last one; 0 saves after every product.
+        folder: Created if it does not exist. A folder that contains something else is refused.
+        every: Seconds of work that a kill may lose, by default 60; more only if one product takes longer. A save
+            takes the time to write the vectors that are new since the last save; 0 saves after every product.
 
     Example:
         >>> import tempfile
@@ -71,7 +71,7 @@ class Checkpoint:
             raise ValueError(f"every must be a number of seconds, 0 or more, got {every}")
 
     def within(self, name: str) -> "Checkpoint":
-        """That of a run inside this one, in a folder below."""
+        """The checkpoint of a run inside this one, in a subfolder."""
         safe = re.sub(r"[^\w-]+", "-", name)[:60]
         return Checkpoint(
             self.folder / (safe if safe == name else f"{safe}-{zlib.crc32(name.encode()):08x}"), every=self.every

@@ -41,7 +41,7 @@ class World:
     """The ranks of a process group, or this process alone.
 
     Attributes:
-        rank: Of this process in the group, from 0.
+        rank: Rank of this process in the group, from 0.
         size: Ranks in the group.
 
     Example:

@@ -147,7 +147,7 @@ class Compilations:
             key: Names the function and all it depends on beside the values of its inputs.
             eager: The function of these inputs, as it is; its results are the truth for the compiled one.
             traced: Tensors to tensors, the same by operations that can be compiled.
-            inputs: Of `traced`.
+            inputs: Inputs of `traced`.
             prospect: On which "auto" decides; None compiles at once.
             exact: The results in float64, or the first rows of them, asked for where compiled ones are far from
                 those of `eager`: they may be as near to it as these are.

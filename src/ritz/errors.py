@@ -6,11 +6,11 @@ _WRAPPERS = ("ritz", "torch", "contextlib")  # between a user's line and what it
 
 
 class RitzError(Exception):
-    """Base of every error that ritz raises on its own account."""
+    """Base class of the errors of ritz."""
 
 
 class UnsupportedError(RitzError):
-    """The quantity does not exist for this model, loss or data; the message says why and what does."""
+    """The quantity does not exist for this model, loss or data; the message gives the reason and an alternative."""
 
 
 class NonFiniteError(RitzError):
@@ -18,29 +18,29 @@ class NonFiniteError(RitzError):
 
 
 class IndefiniteError(RitzError, ValueError):
-    """What only a positive definite matrix has was asked of another; `partial` is the result that was asked."""
+    """A quantity needs a positive definite matrix, and this one is not; `partial` is the result without it."""
 
     partial: object = None
 
 
 class WeightsMovedError(RitzError):
-    """The weights changed while a run was under way, so its numbers would belong to no single matrix."""
+    """The weights changed during a run, so its numbers would not belong to a single matrix."""
 
 
 class RankError(RitzError):
-    """A rank of a distributed run has died, stands still or has gone another way; the message names it."""
+    """A rank of a distributed run has died, is frozen or took another path; the message names it."""
 
 
 class StateError(RitzError):
-    """The saved state of a run cannot be read or written, or is that of another run; ValueError or OSError besides."""
+    """The saved state of a run cannot be read or written, or belongs to another run; also a ValueError or OSError."""
 
 
 class StoppedError(RitzError):
-    """A run was asked to stop before there was anything to return; what was saved of it can be gone on with."""
+    """A run was stopped before there was any result to return; it can be resumed from its saved state."""
 
 
 class NumericalWarning(UserWarning):
-    """A result is usable but weaker than asked for; the message names the remedy."""
+    """A result is usable but less accurate than requested; the message names the remedy."""
 
 
 def callers_level() -> int:

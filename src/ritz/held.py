@@ -227,7 +227,7 @@ class Held:
         Args:
             key: Names the function.
             state: Weights and buffers. Of others than those of the last `refresh` nothing is kept.
-            data: Of a batch.
+            data: Data of a batch.
             make: The function.
             room: How many bytes there are for all results, asked when there is one more.
             work: With the results.

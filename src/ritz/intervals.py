@@ -271,7 +271,7 @@ class Bootstrap:
     """Quantiles of the means of resamples, corrected for bias and skewness (BCa; Efron 1987): for a skewed mean.
 
     Attributes:
-        means: Of the resamples (B,), ascending.
+        means: Means of the resamples (B,), ascending.
         bias: z_0, where the value itself lies among them, in standard deviations.
         skew: The acceleration, a sixth of the skewness of the mean.
     """

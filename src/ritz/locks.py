@@ -28,7 +28,7 @@ def lock(path: Path, doing: str) -> dict[str, Any]:
     """Make the file that keeps other processes away, and return what it says.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         doing: What an owner does in the folder, for the message: "is training in".
 
     Raises:

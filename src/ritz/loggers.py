@@ -103,7 +103,7 @@ class JSONLines:
     "Infinity" and "-Infinity". A run that is resumed from an earlier step writes the steps since then once more.
 
     Args:
-        path: Of the file; it and its folder are made where they are not there.
+        path: Path of the file; it and its folder are created if they do not exist.
 
     Raises:
         ValueError: If the file is there and is not such a log.

@@ -9,31 +9,32 @@ Compile = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How products are computed. Plans with exact routes give the same numbers to round-off, at other cost.
+    """How products are computed. Plans with exact routes give the same numbers to round-off, at different cost.
 
     Attributes:
-        route: How a Hessian product is taken: "forward" (forward over reverse), "reverse" (reverse over reverse),
+        route: How a Hessian product is computed: "forward" (forward over reverse), "reverse" (reverse over reverse),
             "difference" (central difference of gradients), or "auto" (the fastest that works, tried on one batch).
-        chunk: Vectors in one batched product, at most; more share one forward pass and cost memory. A CPU, where large
-            blocks of memory cost more than is shared, takes fewer where their activations are many.
-        micro_batch: Most samples in one piece of a batch; None takes batches whole until memory runs out.
-        cache: Keep batches on the device; None keeps them when they fit in a third of the free memory. Unless False, an
-            operator on a CPU also keeps what products of one batch share, its forward pass and gradient, up to 1 GiB
-            and a quarter of the free memory, where all modules are torch.nn's or `ritz.models`' own; of few outputs
-            their derivatives too, up to half a GiB. On a GPU compiled products keep it, of at most sixteen batches and
-            in a quarter of the free memory.
-        replay: On a GPU, record the product of a batch, or its passes in an exact trace, as a CUDA graph and replay it:
-            several times faster where the host cannot keep up with a small network. Each call of the model must be the
-            same sequence of operations for inputs of one shape; None records where that is known (all modules
-            torch.nn's or `ritz.models`' own, no function of the user's), and where half of the device's memory is free,
-            since recordings keep theirs.
-        compile: Put the product of a batch through torch.compile, which takes tens of seconds once and is checked
-            against the product as it is; images have their channels last then, where the model takes them so. As for
-            `replay` each call of the model must be the same sequence of operations. True compiles at once; "auto" on a
-            GPU, where that is known and the run is so long that the compilation is at most a tenth of it
-            (`RiskOperator.expect` says how much is to come); not on a CPU, where runs are the same to the bit, nor on
-            several ranks. Batches of another size than the first are taken as they are, and so is everything where
-            compiling fails, with a line in the log.
+        chunk: Largest number of vectors in one batched product. More vectors share one forward pass but need more
+            memory. A CPU uses fewer if their activations are large, because there large blocks of memory cost more
+            than sharing saves.
+        micro_batch: Largest number of samples in one piece of a batch; None uses whole batches until memory runs out.
+        cache: Keep batches on the device; None keeps them if they fit in a third of the free memory. Unless False, an
+            operator on a CPU also keeps what products of one batch share (its forward pass and gradient), up to 1 GiB
+            and a quarter of the free memory, if all modules are torch.nn's or `ritz.models`' own; for few outputs, it
+            keeps their derivatives, too, up to half a GiB. On a GPU, compiled products keep the same for at most
+            sixteen batches, in a quarter of the free memory.
+        replay: On a GPU, record the product of a batch, or its passes in an exact trace, as a CUDA graph and replay it.
+            This is several times faster if the host cannot keep up with a small network. Each call of the model must
+            run the same sequence of operations for inputs of one shape. None records if this is known (all modules are
+            torch.nn's or `ritz.models`' own, no function of the user) and half of the device's memory is free, because
+            recordings keep their memory.
+        compile: Pass the product of a batch through torch.compile. This takes tens of seconds once, and the result is
+            checked against the eager product; images use the channels-last layout if the model accepts it. As for
+            `replay`, each call of the model must run the same sequence of operations. True compiles at once. "auto"
+            compiles on a GPU, if this is known and the run is so long that the compilation takes at most a tenth of it
+            (`RiskOperator.expect` announces the length). It does not compile on a CPU, where runs are bitwise
+            reproducible, nor on several ranks. Batches of another size than the first run eagerly, and so does
+            everything if compiling fails, with a line in the log.
 
     Example:
         >>> Plan(chunk=4).route

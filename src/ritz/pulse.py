@@ -54,8 +54,9 @@ class Pulse:
     """The heartbeat of this process, and a look at that of others.
 
     Args:
-        store: Of the process group; a clone of it is used, since another thread may be waiting on the store itself.
-        rank: Of this process, in the default group.
+        store: Store of the process group; a clone of it is used, since another thread may be waiting on the store
+            itself.
+        rank: Rank of this process, in the default group.
     """
 
     def __init__(self, store: Any, rank: int) -> None:

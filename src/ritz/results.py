@@ -27,24 +27,24 @@ _HIDDEN = 100  # standard errors in an interval that is wide for another reason
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate(Result):
-    """A number with its error bar, what it cost and what it means.
+    """A number with its error bar, its cost and its convention.
 
     Attributes:
-        name: What was estimated.
-        value: The number, or a tensor of one per sample or parameter.
-        stderr: Sampling error of `value`, one standard error; 0 where nothing was averaged (exact and Ritz
-            values), NaN where one probe gives none.
-        bracket: (lower, upper) error of quadrature or of a residual; None where there is none beyond round-off.
-        samples: What each probe gave, (num_probes,); `value` is their mean to the power `power`.
-        power: 0.5 for a norm that is the root of an averaged square, else 1.
-        exact: No sampling was done.
-        products: Matrix-vector products spent.
-        seed: Of the probes.
+        name: The name of the quantity.
+        value: The number, or a tensor with one number per sample or parameter.
+        stderr: Sampling error of `value`, one standard error; 0 if nothing was averaged (exact and Ritz values), NaN
+            if it cannot be estimated from one probe.
+        bracket: (lower, upper) bounds of the quadrature or residual error; None if there is no error beyond round-off.
+        samples: The result of each probe, (num_probes,); `value` is their mean to the power `power`.
+        power: 0.5 for a norm that is the root of an averaged square, otherwise 1.
+        exact: Whether no sampling was done.
+        products: Number of matrix-vector products used.
+        seed: Seed of the probes.
         stop: Why the run ended.
         convention: Which matrix, divided by what, in which mode.
-        rule: How `interval` is made.
-        support: Where the value can lie at all; the interval is cut to it.
-        parts: What came free with it: per-layer values, or the other moments of one run.
+        rule: How `interval` is computed.
+        support: The range of possible values; the interval is clipped to it.
+        parts: Additional results at no extra cost: per-layer values, or the other moments of one run.
 
     Example:
         >>> e = Estimate(name="trace", value=3.0, stderr=0.1, rule=StudentT(7))
@@ -71,7 +71,7 @@ class Estimate(Result):
     parts: Mapping[str, "Estimate"] = field(default_factory=dict)
 
     def interval(self, level: float = 0.95) -> Pair:
-        """(lower, upper) that holds the true value with probability `level`, sampling and depth error both counted."""
+        """(lower, upper) that covers the true value with probability `level`, including sampling and depth error."""
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
         if self.power == 1.0:

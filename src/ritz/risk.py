@@ -2,8 +2,9 @@
 
     L(w) = sum_i loss_i(w) / sum_i weight_i
 
-Everything that ritz measures is a sum over items of something that one batch gives: the loss, its gradient, a product
-with a curvature matrix, a per-sample number. `Risk.fold` walks the batches, and it alone; how, is in `walks`.
+Everything that ritz measures is a sum over items of something that can be computed for one batch: the loss, its
+gradient, a product with a curvature matrix, a per-sample number. Only `Risk.fold` iterates over batches; the
+implementation is in `walks`.
 """
 
 import contextlib
@@ -42,28 +43,29 @@ class Risk:
     """The mean loss of a model over data, as a function of its weights.
 
     Args:
-        model: Any module. Its weights are read live; nothing of it is ever changed. Writing to `weight.data` goes
-            unnoticed by torch's version counters, and so by copies in another precision: use `torch.no_grad()` instead.
-            Of data that is changed so, or through NumPy, what is kept for products on a GPU does not learn.
-        loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), a callable(output, target) that gives the
+        model: Any module. Its current weights are read at each use; the model is never changed. torch's version
+            counters do not detect writes to `weight.data`, so copies in another precision miss them: write under
+            `torch.no_grad()` instead. In the same way, results kept for products on a GPU miss data that are changed
+            through `.data` or NumPy.
+        loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), a callable(output, target) that returns the
             mean over the batch, or a `ritz.Loss`.
         data: A tuple of tensors (X, y), a DataLoader, or a re-iterable of batches.
         forward: `forward(model, batch)` -> outputs, for batches that are not (inputs ..., target).
-        target: `target(batch)`, where the target is not the last entry of a tuple or the "labels" of a dictionary.
+        target: `target(batch)`, if the target is not the last entry of a tuple or the "labels" of a dictionary.
         batch_loss: Instead of `loss`: `batch_loss(model, batch)` -> (sum over items, weight), for losses that are not a
             function of outputs (physics-informed ones). Such a risk has a Hessian but no Gauss-Newton matrix.
-        params: Glob or globs of parameter names; frozen parameters are never among them.
-        mode: "eval", or "train" for BatchNorm by batch statistics (its running buffers stay as they are).
-        dropout: Keep the dropout of torch's own modules on, with one mask per batch frozen for all products.
+        params: Glob or globs of parameter names; frozen parameters are always excluded.
+        mode: "eval", or "train" for BatchNorm with batch statistics (its running buffers stay unchanged).
+        dropout: Keep the dropout of torch's own modules on, with one fixed mask per batch for all products.
         batch_size: For data given as tensors.
-        dtype, device: Where to compute, if not where the model is.
+        dtype, device: Precision and device of the computation; those of the model by default.
         plan: How to compute.
-        group: Whose ranks work together, where `torch.distributed` is initialised (as by torchrun and one line):
-            "world", a process group, or "self" for this process by itself. The program is the same on every rank, and
-            so are the weights. Every result is that of all the data, on every rank.
-        share: Under `group`: whether `data` is this rank's share of the data, of any size. If not, all ranks are given
-            the same data, and the work is shared out among them, exactly; of a loader with a `DistributedSampler` (or
-            made by Lightning Fabric or Accelerate) the whole data set is walked, without what it repeats.
+        group: The ranks that work together, if `torch.distributed` is initialised (as with torchrun and one line):
+            "world", a process group, or "self" for this process alone. All ranks run the same program with the same
+            weights. Every rank has every result, for all the data.
+        share: Under `group`: whether `data` is this rank's share of the data, of any size. If not, all ranks pass the
+            same data, and the work is divided among them, exactly. With a `DistributedSampler` (or a loader made by
+            Lightning Fabric or Accelerate), the whole data set is used, without the samples that it repeats.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -149,7 +151,7 @@ class Risk:
 
     @property
     def opaque(self) -> bool:
-        """Whether the loss is not known as a function of outputs."""
+        """Whether the loss is an opaque `batch_loss`, not a function of outputs."""
         return self._loss is None
 
     @property
@@ -168,12 +170,12 @@ class Risk:
 
     @property
     def splittable(self) -> bool:
-        """Whether a batch may be cut without changing the sum."""
+        """Whether a batch may be split without changing the sum."""
         return self._loss is not None and self._loss.separable and self.mode == "eval" and not self.dropout
 
     @property
     def sharded(self) -> bool:
-        """Whether the model is spread over ranks by FSDP2: it has outputs and gradients, and no second derivative."""
+        """Whether the model is sharded over ranks by FSDP2: it has outputs and gradients, but no second derivative."""
         return self._sharded is not None
 
     @property
@@ -284,9 +286,9 @@ class Risk:
         return other
 
     def alone(self) -> "Risk":
-        """The same risk for this process by itself, where ranks work together: for what one rank does and others not.
+        """The same risk for this process alone, if ranks work together: for work that only one rank does.
 
-        Of data that is a rank's share it is the risk on that share.
+        If the data are a rank's share, this is the risk on that share.
         """
         if self.world.size == 1:
             return self
@@ -296,17 +298,17 @@ class Risk:
         return other
 
     def restrict(self, params: str | Sequence[str]) -> "Risk":
-        """The same risk as a function of some of its parameters; the others are held."""
+        """The same risk as a function of some of its parameters; the others are fixed."""
         part = self._copy()
         part.names = tuple(select(self.names, params, first_names(self.model)))
         return part
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Risk":
-        """The same risk computed elsewhere or in another precision; the model and its weights stay as they are.
+        """The same risk on another device or in another precision; the model and its weights are unchanged.
 
         Args:
-            device: Where to compute; where it is now if None.
-            dtype: In which precision, data included; as now if None.
+            device: Device of the computation; unchanged if None.
+            dtype: Precision of the computation and the data; unchanged if None.
 
         Raises:
             ValueError: If there is no such device here, or the dtype is no real floating-point one.
@@ -332,7 +334,7 @@ class Risk:
         return moved
 
     def through(self, fn: Callable[[Tensor, Any], Tensor], note: str = "") -> "Risk":
-        """The same risk with `fn(outputs, batch)` in the place of the outputs; `note` goes into the convention."""
+        """The same risk with `fn(outputs, batch)` instead of the outputs; `note` is added to the convention."""
         _ = self.output_loss  # an opaque loss has no outputs
         plain = self._caller.forward_only.fn
         other = self._copy()
@@ -361,7 +363,7 @@ class Risk:
     # -------------------------------------------------------------------------------- one batch, as a function
 
     def output(self, params: Params, batch: Batch) -> Tensor:
-        """What the model gives for a batch at the given parameters; to be called inside `session`."""
+        """The outputs of the model for a batch at the given parameters; call this inside `session`."""
         return self._call(params, batch, self._caller.forward_only)  # type: ignore[no-any-return]
 
     def total(self, params: Params, batch: Batch) -> Tensor:
@@ -371,7 +373,7 @@ class Risk:
         return self._loss.total(self.output(params, batch), batch.data)
 
     def weight(self, params: Params, batch: Batch) -> Tensor:
-        """What the sum over a batch is to be divided by."""
+        """The weight that the sum over a batch is divided by."""
         return self.total_and_weight(params, batch)[1]
 
     def total_and_weight(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -412,7 +414,7 @@ class Risk:
     def pullback(self, params: Params, batch: Batch, cotangent: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """J'c (dim,) of a sharded model for the outputs' own cotangent c, and the weight of the batch.
 
-        The sum over ranks is part of a backward pass there: one rank has it, and the others have nought.
+        The sum over ranks is part of a backward pass there: one rank has it, and the others have zeros.
         """
         assert self._sharded is not None and self._loss is not None
         loss = self._loss
@@ -435,8 +437,8 @@ class Risk:
     ) -> tuple[Tensor, Iterator[list[Capture]]]:
         """One forward pass, and for each stack of cotangents the input and output gradient of every layer.
 
-        Only modules that hold chosen parameters are looked at; a module called twice is there twice. To be called
-        inside `session`; the hooks are gone when this returns.
+        Only modules with chosen parameters are captured; a module that is called twice appears twice. Call this inside
+        `session`; the hooks are removed when it returns.
 
         Args:
             params: The chosen parameters.
@@ -471,10 +473,10 @@ class Risk:
         progress: Progress | None = None,
         batches: Sequence[Batch] | None = None,
     ) -> Any:
-        """Walk the data once: `fn(params, batch)` -> (total, weight) for each batch, put together by a reducer.
+        """One pass over the data: `fn(params, batch)` -> (total, weight) for each batch, combined by a reducer.
 
-        A batch that does not fit in memory is taken in halves, and so are those after it. Where ranks work together,
-        each walks its share, and all have the result; batches that are given are to be the same on all of them.
+        A batch that does not fit in memory is split in halves, and so are those after it. If ranks work together, each
+        processes its share and all have the result; batches passed explicitly must be the same on all ranks.
         """
         return walks.fold(self, fn, into, progress, batches)
 
@@ -486,7 +488,7 @@ class Risk:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """The model as this risk sees it: mode set, kernels differentiable twice, generators put back after."""
+        """The model as this risk uses it: mode set, kernels twice differentiable, generators restored afterwards."""
         outer = self._known
         modules = self._modules()
         with studied(modules, self.mode, self.dropout, self.device):
@@ -536,9 +538,10 @@ class Risk:
     # ------------------------------------------------------------------------------------------- checking
 
     def check(self) -> None:
-        """Before any work: finite weights and losses, a loss that adds up, a forward pass that repeats itself.
+        """Checks before any work: finite weights and losses, a loss that is a sum over items, a deterministic forward
+        pass.
 
-        Done once for the weights as they are; costs one forward pass over the data.
+        Runs once for the current weights; costs one forward pass over the data.
         """
         key = self.version()
         if not self.world.all(key == self._checked):

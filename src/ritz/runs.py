@@ -85,7 +85,7 @@ class Run:
         """Begin a run, or go on with the same one.
 
         Args:
-            folder: Of the run; None makes the next numbered one in ritz-runs, as ritz-runs/measure-3.
+            folder: Folder of the run; None creates the next numbered one in ritz-runs, such as ritz-runs/measure-3.
             command: What is run.
             settings: How it is run.
             identity: What makes it this run and no other, command included; command and settings if not said.
@@ -105,7 +105,7 @@ class Run:
             lock = held.enter_context(_locked(path))
             # as it is now that no other process has it
             there = _same(cls.open(path) if (path / HEADER).exists() else None, own)
-            how = "started" if there is None else "gone on with"
+            how = "started" if there is None else "resumed"
             run = there or cls(path, _header(command, settings, own, about), {})
             if run.state != "done":
                 run._begin(how, lock)

@@ -93,20 +93,20 @@ def ask(why: str) -> None:
 
 @contextlib.contextmanager
 def stoppable(tell: Callable[[int], None] | None = None, *, patient: bool = False) -> Iterator[Callable[[], int]]:
-    """The first SIGINT or SIGTERM inside lets the product in hand finish; a second one ends the process at once.
+    """After the first SIGINT or SIGTERM inside, the current product is completed; a second one ends the process.
 
-    What runs inside then saves its state where it has a checkpoint, and returns what it has so far, which says in
-    `stop` that it was stopped; with nothing to return it raises `StoppedError`. A signal that is ignored stays so, as
-    SIGINT is in a background job of a script. In another thread than the main one, which alone hears signals, nothing
-    is changed.
+    A call inside then saves its state if it has a checkpoint, and returns the results so far, whose `stop` says that
+    the run was stopped; with nothing to return it raises `StoppedError`. An ignored signal stays ignored, such as
+    SIGINT in a background job of a script. Only the main thread receives signals, so in another thread this does
+    nothing.
 
     Args:
         tell: Called with the number of the first signal when it comes, from within the handler.
-        patient: Whether a second signal is not heard: one process that works for another gets signals both from the
-            terminal and from that one, which ends it if need be.
+        patient: Whether to ignore a second signal. A process that works for another one gets signals both from the
+            terminal and from that process, which ends it if necessary.
 
     Yields:
-        A function that returns the number of the signal that came, 0 for none.
+        A function that returns the number of the received signal, 0 for none.
 
     Example:
         >>> from ritz.operators import DenseOperator

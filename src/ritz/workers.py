@@ -39,7 +39,7 @@ class RunFailed(RuntimeError):
     """A task that another process could not do.
 
     Attributes:
-        name: Of the task.
+        name: Name of the task.
         why: What went wrong, in the first line; below it the traceback, where there is one.
     """
 
@@ -110,7 +110,7 @@ def as_they_come(
         tasks: By name.
         workers: Processes, at most as many as there are tasks.
         told: Called with what a task says of itself by `tell`.
-        threads: Of torch, in each process.
+        threads: Number of threads of torch, in each process.
         go_on: Whether tasks are begun after one has failed.
 
     Raises:

@@ -337,7 +337,7 @@ def test_the_command_prints_findings_costs_and_a_verdict(study, capsys):
         "reverse route",
         "ritz spectrum",
         "ritz measure",
-        "nothing stands against",
+        "no problem found",
     ):
         assert words in text
     run = Run.open("run")
@@ -399,7 +399,7 @@ def test_an_error_that_says_what_to_do_needs_no_remedy():
 
 def test_a_checkup_is_one_line_in_a_notebook():
     assert repr(examine(risk_of(mlp(Noisy())))).startswith("Checkup(Sequential, 75 parameters; not sound: ")
-    assert repr(examine(risk_of(mlp(nn.Tanh())))).endswith("sound: nothing stands against a run)")
+    assert repr(examine(risk_of(mlp(nn.Tanh())))).endswith("sound: no problem found)")
 
 
 def test_one_measure_and_one_move_are_counted_as_one():

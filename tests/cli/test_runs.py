@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_goes_on_with_what_it_had(tmp_path):
         assert run.results["loss"].value == 1.0
     kinds = [(event["event"], event.get("text")) for event in run.events()]
     assert kinds == [
-        ("start", "ritz measure started"), ("start", "ritz measure gone on with"), ("end", "completed")
+        ("start", "ritz measure started"), ("start", "ritz measure resumed"), ("end", "completed")
     ]  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def test_a_run_under_way_is_locked_against_a_second_one_and_its_end_lets_go(tmp_
         assert before == after
         run.end("interrupted", "for the test")
     with begin(tmp_path / "run", seed=0) as again:
-        assert again.events()[-1]["text"] == "ritz measure gone on with"
+        assert again.events()[-1]["text"] == "ritz measure resumed"
 
 
 def test_a_second_process_is_refused_before_the_users_code_runs(study, capsys):

@@ -115,4 +115,4 @@ def test_the_version_is_told_by_either_word(word, capsys):
 def test_compare_promises_what_it_prints(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
-    assert "say where the order is beyond the error bars" in " ".join(capsys.readouterr().out.split())
+    assert "mark differences beyond the error bars" in " ".join(capsys.readouterr().out.split())

@@ -25,57 +25,58 @@ from ritz import provenance  # noqa: E402
 ERRORS = {"ENOSPC": "disk full", "EROFS": "read-only folder", "EIO": "disk that fails"}
 PAGE = """# Faults
 
-What happens to a long run when its process is killed, its disk is full, or its numbers are not finite.
+This page shows what happens to a long run when its process is killed, its disk is full, or its numbers are not finite.
 
-- `ritz.spectrum`, `block_spectra`, `trace`, `sample_traces`, `top_eigenpairs`, `solve`, `measure`, `compare` and
-  `audit` take `checkpoint=folder`, and the commands keep their state in the run folder. A kill loses one minute, or the
-  product in hand if that takes longer; the same call, or command, goes on, and on a CPU ends in the same bits as a run
-  that was left alone.
-- The state has a fingerprint of the weights, the data, the settings, the plan and the code. Another run in the same
-  folder is refused: both fingerprints are named, and what differs.
-- A state that is damaged, a disk that is full, a folder that cannot be written to: an error that says so. What was
-  saved before is as it was.
-- SIGINT and SIGTERM let the product in hand end; the state is saved, what is known is printed with the reason, and the
-  exit status is 128 + the number of the signal. A second one ends the process at once.
-- A loss, gradient or product that is NaN or infinite ends the run with the batch, the layer or parameter and the dtype
-  named; what the steps before it give is returned.
-- Where memory runs out, a batch is taken in halves, or vectors fewer at a time, on all ranks together, and so from then
-  on; that is said, and kept with the state. A batch that is part of the function, as with batch statistics, is not cut:
-  the error says how many samples would fit.
-- A rank that is killed, asleep or frozen is named to the others within a minute, and the run ends.
+- **Kills.** `ritz.spectrum`, `block_spectra`, `trace`, `sample_traces`, `top_eigenpairs`, `solve`, `measure`, `compare`
+  and `audit` take `checkpoint=folder`, and the commands save their state in the run folder. A kill loses at most one
+  minute of work, or the current product if that takes longer. The same call, or command, resumes the run. On a CPU, the
+  result is bitwise identical to that of an uninterrupted run.
+- **Another run in the folder.** The state has a fingerprint of the weights, the data, the settings, the plan and the
+  code. Another run in the same folder is refused, with an error that names both fingerprints and what differs.
+- **Disk errors.** A damaged state, a full disk, or a folder that is not writable raises an error that says so. What was
+  saved before remains unchanged.
+- **Signals.** After SIGINT or SIGTERM, the current product is completed and the state is saved. The results so far are
+  printed with the reason, and the exit status is 128 + the number of the signal. A second signal ends the process at
+  once.
+- **Non-finite numbers.** A loss, gradient or product that is NaN or infinite ends the run. The message names the batch,
+  the layer or parameter, and the dtype. The run returns the results of the steps before.
+- **Out of memory.** The batch is split in halves, or fewer vectors are processed at a time, on all ranks together and
+  for the rest of the run. This is reported, and saved with the state. A batch that is part of the function, as with
+  batch statistics, cannot be split: the error then says how many samples would fit.
+- **Lost ranks.** If a rank is killed, asleep or frozen, the others name it within a minute, and the run ends.
 
-## Killed, and gone on with
+## Killed and resumed
 
-Each run is killed by SIGKILL one to three times, by the clock or before a random operation on a file (opening, moving,
-removing, `fsync`), with a save after every product, and then left to end. "Same bits" counts those that ended exactly
-as the run that was left alone, all numbers and tensors but for the times; "products lost" is the most that one kill
-cost, in batched products, where the run reports them.
+Each run is killed by SIGKILL one to three times, by the clock or before a random file operation (opening, moving,
+removing, `fsync`), with a save after every product, and then left to finish. "Same bits" counts the runs whose result
+was identical to that of an uninterrupted run, in all numbers and tensors except the times. "Products lost" is the
+largest loss from one kill, in batched products, where the run reports them.
 
 {kills}
 
 ## Disks that fail
 
-Every operation on files fails from a random one on; then the disk is well again and the same call is made.
+Every file operation fails from a random one on. Then the disk works again, and the same call is repeated.
 
 {disks}
 
-## Injected
+## Fault injection in the tests
 
-What is tried besides, on every change; a test is one fault and what must come of it.
+The tests inject more faults on every change. Each test is one fault and its required outcome.
 
 {injected}
 
 Made by `make faults` at commit {commit}: {count} runs, seed {seed}, {seconds:.0f} s on {machine}, torch {torch}.
 """
 INJECTED = {
-    "faults/test_diagnoses.py": "memory that runs out, in one process; data, layers and gradients that are not finite",
-    "faults/test_numbers.py": "products that break, bases not orthogonal, matrices not definite, noise, signals",
-    "faults/test_disk.py": "states that are damaged, of another run, or another process's",
-    "faults/test_resumed.py": "stops at every kind of run, and states of another call",
+    "faults/test_diagnoses.py": "out of memory in one process; non-finite data, layers and gradients",
+    "faults/test_numbers.py": "failing products, non-orthogonal bases, indefinite matrices, noise, signals",
+    "faults/test_disk.py": "states that are damaged, or belong to another run or another process",
+    "faults/test_resumed.py": "stops of every kind of run, and states of another call",
     "faults/test_signals.py": "SIGINT and SIGTERM to commands, once and twice",
-    "cli/test_sweep.py": "stops, kills, failures and want of memory in sweeps",
-    "faults/test_ranks.py": "ranks that are killed within a save, or run out of memory in a pass that they share",
-    "distributed/test_faults.py": "ranks that are killed, asleep or frozen; errors and want of memory of one of them",
+    "cli/test_sweep.py": "stops, kills, failures and out of memory in sweeps",
+    "faults/test_ranks.py": "ranks that are killed during a save, or run out of memory in a shared pass",
+    "distributed/test_faults.py": "ranks that are killed, asleep or frozen; an error or out of memory on one rank",
 }
 
 
@@ -108,7 +109,7 @@ def disk_trials(server: Server, wholes: dict[str, Whole], folder: Path, draw: ra
         same[error] += server.ask(job, folder / "run").get("bits") == wholes[job].bits
         shutil.rmtree(folder / "run")
     rows = [(ERRORS[error], count[error], told[error], same[error]) for error in ERRORS]
-    return rows_of(("fault", "runs", "said so, or were done", "same bits after"), rows)
+    return rows_of(("fault", "runs", "reported, or finished", "same bits after"), rows)
 
 
 def injected_table(folder: Path) -> tuple[str, bool]:
@@ -121,7 +122,7 @@ def injected_table(folder: Path) -> tuple[str, bool]:
         suite = ElementTree.parse(report).getroot()[0]
         count, skipped, *bad = (int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors"))
         rows.append((what, f"`tests/{file}`", count - skipped, count - skipped - sum(bad)))
-    return rows_of(("injected", "where", "tests", "held"), rows), all(tried == held for *_, tried, held in rows)
+    return rows_of(("fault", "where", "tests", "passed"), rows), all(tried == held for *_, tried, held in rows)
 
 
 def main() -> int:

@@ -80,7 +80,7 @@ def test_shares_are_those_of_the_steps_of_the_same_loop(page):
     row = {f"{family}/{way}": [4.0, 1.0] for family in ("SGD", "KFAC") for way in ("drawn", "streaming")}
     assert page.shares({"costs": [row]})["SGD", "drawn"] == pytest.approx([25.0])
     table = page.cost_table({"costs": [row]})
-    assert "| SGD | drawn | 40 | 25 (25 to 25) | kept |" in table
+    assert "| SGD | drawn | 40 | 25 (25 to 25) | met |" in table
     assert "| KFAC | streaming | 15 | 25 (25 to 25) | **missed** |" in table
 
 

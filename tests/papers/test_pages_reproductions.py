@@ -148,11 +148,11 @@ def test_what_was_not_run_is_listed_with_the_reason(results):
     text = written(pages.read_results(results, TABLE), TABLE, catalogue)
     assert lines_of(text[text.index("## Not run") :], "| margins") == [
         ["margins", "C4", "appendix B.2", "CIFAR-10", "not at hand"],
-        ["margins", "C9", "figure 9", "nobody has written it", "no experiment of it is here"],
+        ["margins", "C9", "figure 9", "nobody has written it", "no experiment here covers it"],
     ]
     assert lines_of(text, "| damping")[0][-1] == "`ritz reproduce damping later` has no result yet"
     everything = written(pages.read_results(results, TABLE), TABLE[:2], catalogue[:1])
-    assert "Nothing: all that the papers show is here." in everything
+    assert "Nothing: everything that the papers show is covered." in everything
 
 
 def test_another_run_of_what_has_a_result_is_listed_too(results):
@@ -169,8 +169,8 @@ def test_a_section_says_what_is_less_what_was_not_begun_and_where_the_rest_is(tm
     rows = [{"file": "results/rows.json", "page": "docs/rows.md"}]
     Outcome(less, setting, rows, [], 1.0).write(tmp_path)
     text = " ".join(written(pages.read_results(tmp_path), (less,)).split())
-    assert "Less than at the budget paper: ten images for twenty." in text
-    assert "1 runs not begun in time." in text
+    assert "Reduced from the paper budget: ten images for twenty." in text
+    assert "1 runs not started in time." in text
     assert "on [a page of their own](rows.md), from `results/rows.json`" in text
     Outcome(less, Setting("paper"), [], [], 1.0).write(tmp_path)
     assert "ten images" not in written(pages.read_results(tmp_path), (less,))
@@ -180,7 +180,7 @@ def test_questions_of_ours_are_named_so_and_counted_apart(tmp_path):
     wrong = {"expected": 1.0, "measured": 2.0}
     outcome(AFFINE, {"expected": 1.0, "measured": 1.0}, wrong | {"ours": True}).write(tmp_path)
     text = written(pages.read_results(tmp_path, TABLE), TABLE)
-    assert "1 claims of the papers in 1 experiments: 1 hold. Questions of ours beside them" in " ".join(text.split())
+    assert "1 claims of the papers in 1 experiments: 1 hold. Our own questions" in " ".join(text.split())
     (row,) = lines_of(text, "| ours, on seed 003")
     assert row[4] == "**refuted**"
     (summary,) = lines_of(text, "| [margins affine]")

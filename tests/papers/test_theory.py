@@ -102,7 +102,7 @@ def test_the_refuted_statements_are_these(claims):
 
 
 def test_what_is_mended_holds(claims):
-    mended = [claim for claim in claims if "mended" in claim.where]
+    mended = [claim for claim in claims if "corrected" in claim.where]
     assert len(mended) > 10
     assert all(claim.verdict == "holds" for claim in mended)
 
@@ -132,7 +132,7 @@ def test_a_claim_that_cannot_be_told_is_counted(found):
     first = next(iter(found))
     open_ = Claim(paper="seed 000", where="x", text="y", expected=0.0, measured=float("nan"), evidence="z.")
     page = theory.page({first: [open_]})
-    assert "mended ones included: 1, of which 0 hold and 0 are refuted, 1 are not decidable." in page
+    assert "corrected ones included: 1, of which 0 hold and 0 are refuted, 1 are not decidable." in page
     assert "- **x**, not decidable: y. z." in page
 
 

@@ -75,7 +75,7 @@ def test_what_is_mended_holds_and_every_claim_says_why():
     checks = (damping.shrinkage, damping.equation_15, damping.algorithm_1, damping.theorem_1, damping.largest_rate)
     claims = [claim for check in checks for claim in check()]
     assert all(claim.paper == "seed 004" and claim.evidence for claim in claims)
-    assert {claim.verdict for claim in claims if "mended" in claim.where} == {"holds"}
+    assert {claim.verdict for claim in claims if "corrected" in claim.where} == {"holds"}
 
 
 def test_the_error_of_a_shrunk_matrix_is_that_of_the_matrices_written_out():

@@ -26,15 +26,15 @@ def _demo(
 ) -> int:
     """Train one small network on scikit-learn's digits at four weight decays and measure the curvature of each.
 
-    Prints a table of gaps and measures with their errors and what it says; writes a run folder with a page that opens
-    in a browser, the table (JSON), the spectra and a figure. Under a minute.
+    Prints a table of gaps and measures with their errors, and the findings. Writes a run folder with a page for the
+    browser, the table (JSON), the spectra and a figure. Takes less than a minute.
 
     Args:
-        out: Folder of the run. The same run in it is read back, another is refused.
-        seed: Of the start, the order of batches and the probes.
-        epochs: Of training, for each weight decay.
-        device: Where to compute, cpu or cuda.
-        dtype: In which precision to train and to measure.
+        out: Folder of the run. A finished run is read back; a different run is refused.
+        seed: Seed of the initial weights, the order of batches and the probes.
+        epochs: Epochs of training for each weight decay.
+        device: Device of the computation, cpu or cuda.
+        dtype: Precision of training and measuring.
         json: Print one JSON object on stdout, and nothing else.
     """
     from .demo import run
@@ -56,23 +56,23 @@ def _reproduce(
     commit: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: git's)")] = None,
     json: Switch = False,
 ) -> int:
-    """Train what a paper trained, measure what it measured, and print its numbers, ours and the verdicts.
+    """Repeat a paper's experiments, and print its numbers, ours and the verdicts.
 
-    Without a paper: the list of experiments, and what of them is in OUT. Writes OUT/PAPER/ITEM.json.
+    Without a paper: list the experiments, and which results are in OUT. Writes OUT/PAPER/ITEM.json.
 
     Args:
         paper: false-friend, pac-bayes, margins or damping; or the number of a seed, 000 to 004.
         item: One experiment of the paper.
         budget: smoke (seconds: does it run?), short (minutes) or paper (as published).
-        out: Folder of results; made if it is not there.
+        out: Folder of results; created if it does not exist.
         data: Folder with the data sets in torchvision's layout.
-        device: Where to compute, cpu or cuda.
-        seeds: How many.
-        workers: Training runs at a time, each in a process of its own on the same device.
-        runs: Folder in which training runs are kept, resumed after a kill, and not made twice.
+        device: Device of the computation, cpu or cuda.
+        seeds: Number of seeds.
+        workers: Number of training runs at a time, each in its own process on the same device.
+        runs: Folder for training runs, which are resumed after a kill and not repeated.
         slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all
             machines see. Data and measurements stay with this command.
-        commit: Of the code, where git cannot say.
+        commit: Commit of the code, if git cannot tell.
         json: Print one JSON array of the results on stdout, and nothing else.
     """
     from .reproduce import run

@@ -26,7 +26,7 @@ class Keeper:
         run: Where events go.
         risks: The solutions by name.
         rows: The measures that are asked for.
-        settings: Of the measurement.
+        settings: Settings of the measurement.
         known: What an earlier part of the same run had found.
     """
 

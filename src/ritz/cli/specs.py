@@ -30,13 +30,13 @@ class Common:
     risk: Annotated[Positional[str], arg(metavar="FILE.py:FUNCTION")]
     """A function of yours that returns a ritz.Risk. Your file is imported, which runs the code in it."""
     device: Annotated[str | None, arg(metavar="cpu|cuda|...", help_behavior_hint="")] = None
-    """Where to compute, if not where the risk is."""
+    """Device of the computation; by default that of the risk."""
     dtype: Annotated[Dtype | None, _DTYPE, arg(help_behavior_hint="")] = None
-    """In which precision, if not that of the risk."""
+    """Precision of the computation; by default that of the risk."""
     seed: int = 0
-    """Of the probes; torch's generators are seeded with it, too, before your function is called."""
+    """Seed of the probes; torch's generators are seeded with it, too, before your function is called."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Folder of the run; ritz-runs/COMMAND-1, -2, ... if not said. The same run in it goes on, another is refused."""
+    """Folder of the run; by default ritz-runs/COMMAND-1, -2, ... The same run is resumed, another is refused."""
     json: Switch = False
     """Print one JSON object on stdout, and nothing else."""
 
@@ -52,9 +52,9 @@ class Measures(Common):
     measures: Annotated[tuple[str, ...], arg(metavar="standard|all|KEY ...")] = ("standard",)
     """The standard set, all, or some by key; `standard KEY` is the set and one more."""
     num_steps: int = 100
-    """Lanczos steps of each probe: how finely the spectrum is resolved."""
+    """Lanczos steps per probe: the resolution of the spectrum."""
     num_probes: int = 8
-    """Probes: how well averages are known."""
+    """Number of probes: the accuracy of averages."""
 
     @property
     def chosen(self) -> list[str]:
@@ -67,9 +67,9 @@ class Outcome(Measures):
     """What `measure` and `compare` can be told beside the solution."""
 
     test: Function = None
-    """A function that returns a risk on test data; its weights are replaced by those that are measured."""
+    """A function that returns a risk on test data; it is evaluated at the weights being measured."""
     init: File = None
-    """The weights that training began from, for distances."""
+    """The initial weights of training, for distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,24 +77,24 @@ class MeasureSpec(Outcome):
     """Measure one solution: curvature, margins, norms and gaps, each with its error bar and how to read it."""
 
     weights: File = None
-    """Weights to measure at, .safetensors or .pt; those of the risk if not said."""
+    """Weights to measure, .safetensors or .pt; by default those of the risk."""
     audit: Switch = False
-    """Also measure at other weights with the same function: which measures move?"""
+    """Also measure at other weights with the same function, to show which measures change."""
     sample_traces: Switch = False
-    """Also the trace of the Hessian of every sample."""
+    """Also compute the Hessian trace of every sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSpec(Outcome):
-    """Rank checkpoints of one model by each measure, and say where the order is beyond the error bars."""
+    """Rank checkpoints of one model by each measure, and mark differences beyond the error bars."""
 
     weights: Annotated[tuple[Path, ...], arg(metavar="FILE FILE ...")]
     """Two or more files of weights, .safetensors or .pt."""
     workers: int = 1
-    """Solutions at a time, each in a process of its own on the same device."""
+    """Number of solutions at a time, each in its own process on the same device."""
     slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None
-    """Measure every solution as a SLURM job of this partition; needs submitit, and --out in a folder that all machines
-    see, as they must the risk and the weights."""
+    """Measure every solution as a SLURM job of this partition; needs submitit. All machines must see --out, the risk
+    and the weights."""
 
     @property
     def apart(self) -> bool:
@@ -112,18 +112,18 @@ class CompareSpec(Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumSpec(Common):
-    """The spectral density of the Hessian, or of the Gauss-Newton matrix, and what follows from it."""
+    """The spectral density of the Hessian, or of the Gauss-Newton matrix, with trace, norms and extreme eigenvalues."""
 
     weights: File = None
-    """Weights, .safetensors or .pt; those of the risk if not said."""
+    """Weights, .safetensors or .pt; by default those of the risk."""
     matrix: Literal["hessian", "ggn"] = "hessian"
     """Which matrix."""
     params: Annotated[str, arg(metavar="GLOB")] = "*"
-    """Of which parameters, by name: a block of the matrix."""
+    """Parameters by name, for a block of the matrix."""
     num_steps: int = 100
-    """Lanczos steps of each probe: how finely the spectrum is resolved."""
+    """Lanczos steps per probe: the resolution of the spectrum."""
     num_probes: int = 8
-    """Probes: how well averages are known."""
+    """Number of probes: the accuracy of averages."""
     products: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     """Spend this many matrix-vector products instead."""
     tol: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
@@ -141,7 +141,7 @@ class SpectrumSpec(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSpec(Measures):
-    """Before a long run: does the loss repeat itself, are products right, which way is fastest, how long, how much?"""
+    """Check a risk before a long run: is it deterministic and sound, which route is fastest, what will it cost?"""
 
     weights: File = None
-    """Weights, .safetensors or .pt; those of the risk if not said."""
+    """Weights, .safetensors or .pt; by default those of the risk."""

@@ -146,7 +146,7 @@ class Given:
 
     Attributes:
         spec: What was typed.
-        weights: Of its solution.
+        weights: Weights of its solution.
         state: Where it keeps its state.
         data: What the functions of the user gave to the process that asks, by their names.
     """

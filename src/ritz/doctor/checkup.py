@@ -37,7 +37,7 @@ class Trial:
 
     Attributes:
         route: forward, reverse or difference.
-        seconds: Of `rows` products on that batch; None where the route does not work.
+        seconds: Seconds of `rows` products on that batch; None where the route does not work.
         rows: Vectors that were multiplied at once.
         asymmetry: |H - H'|_F relative to |H|_F, from u'Hv - v'Hu of a few random pairs.
         nonlinearity: |H(2u - 3v) - 2Hu + 3Hv| relative to their size.
@@ -97,15 +97,15 @@ class Checkup(Result):
         model: Which model, with how many parameters.
         convention: Which data and mode.
         findings: In the order in which they were looked for.
-        trials: Of the routes of Hessian products; none where the loss itself does not work.
-        projections: Of `ritz spectrum` and `ritz measure`, and of its audit where one can be made.
+        trials: Trials of the routes of Hessian products; none where the loss itself does not work.
+        projections: Projections of `ritz spectrum` and `ritz measure`, and of its audit where one can be made.
 
     Example:
         >>> found = Checkup(model="Linear, 4 parameters", convention="", findings=(Finding("loss", "ok", "0.69"),))
         >>> found.healthy, found.advice()
         (True, [])
         >>> found
-        Checkup(Linear, 4 parameters; sound: nothing stands against a run)
+        Checkup(Linear, 4 parameters; sound: no problem found)
     """
 
     model: str
@@ -122,7 +122,7 @@ class Checkup(Result):
     @property
     def verdict(self) -> str:
         """Whether a run would be sound, as a sentence."""
-        return "sound: nothing stands against a run" if self.healthy else "not sound: numbers would be wrong, or none"
+        return "sound: no problem found" if self.healthy else "not sound: numbers would be wrong, or none"
 
     def __getitem__(self, name: str) -> Finding:
         found = {finding.name: finding for finding in self.findings}

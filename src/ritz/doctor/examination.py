@@ -51,7 +51,7 @@ def examine(
         risk: The solution.
         measures: What `ritz.measure` is to be projected for.
         num_steps, num_probes: That are planned.
-        seed: Of the vectors that products are tried with.
+        seed: Seed of the vectors that products are tried with.
         progress: Called with (what is being done, part of the whole that is done).
         known: Called with what is known so far, after each part.
 

@@ -41,13 +41,14 @@ Progress = Callable[[int, int], None]  # (sweeps done, sweeps in all)
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class BlockSpectra(Result):
-    """The spectra of diagonal blocks by name, as one run saw them.
+    """The spectra of diagonal blocks by name, from one run.
 
     Attributes:
         spectra: A `Spectrum` for each group of parameters.
-        sweeps: Times that the data was walked, for all of them together.
-        products: Products with blocks, all groups together; a run for each would have walked the data as often.
-        seed: Of the probes.
+        sweeps: Number of passes over the data, for all groups together.
+        products: Number of products with blocks, for all groups together: the number of passes over the data of
+            separate runs.
+        seed: Seed of the probes.
         convention: Which matrix.
 
     Example:
@@ -150,28 +151,29 @@ def block_spectra(
     progress: Progress | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> BlockSpectra:
-    """The spectra of the diagonal blocks of a matrix, all of them in `num_steps` walks over the data.
+    """The spectra of all diagonal blocks of a matrix, in `num_steps` passes over the data.
 
-    Each block's probes are those of a run of its own; two runs for single layers and one for all see the same numbers.
+    Each block has the probes of a separate run, so separate runs for single layers and one run for all give the same
+    numbers.
 
-    In less than float64 each block's products with two vectors, on part of one batch, are compared with those in
-    float64 (see `ritz.spectrum`): intervals of a block whose products are off by more than 1e-4 are widened. Nothing is
-    compared, and intervals leave such errors out, for matrices other than c H + d with H a Hessian, a Gauss-Newton or
-    an empirical Fisher matrix, and where `ritz.spectrum` compares nothing.
+    Below float64, each block's products with two vectors, on part of one batch, are compared with products in float64
+    (see `ritz.spectrum`). If they differ by more than 1e-4, the intervals of the block are widened. Nothing is
+    compared, and intervals do not include such errors, for matrices other than c H + d with H a Hessian, a Gauss-Newton
+    or an empirical Fisher matrix, and where `ritz.spectrum` compares nothing.
 
     Args:
         operator: The matrix: `ritz.Hessian(risk)`, `ritz.GGN(risk)` or any other.
-        groups: "layer" takes the parameters of each module together, save those of the model itself, "parameter" each
-            by itself; or globs by name, as {"early": ["conv1.*", "conv2.*"], "late": "fc.*"}, by which
-            parameters may be left out.
+        groups: "layer" groups the parameters of each module, except those of the model itself; "parameter" takes each
+            parameter separately. Or globs by name, such as {"early": ["conv1.*", "conv2.*"], "late": "fc.*"}, which may
+            leave out parameters.
         num_steps: Lanczos steps.
-        num_probes: Probes of each block.
-        seed: Of the probes.
-        reorthogonalize: "none" takes the memory of three vectors a probe; integrals stay right, and outliers are
-            counted many times. "full" keeps the rows of all steps, num_steps * num_probes vectors.
+        num_probes: Number of probes per block.
+        seed: Seed of the probes.
+        reorthogonalize: "none" stores three vectors per probe; integrals are correct, but outliers are counted many
+            times. "full" stores the rows of all steps, num_steps * num_probes vectors.
         progress: Called as progress(sweeps done, sweeps in all).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
-            from there, and on a CPU ends in the same bits; once it is done, it is read back.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the state of the run. After a kill, the same call resumes, and
+            on a CPU the result is bitwise the same. Once the run is finished, the call reads the result back.
 
     Raises:
         ValueError: If an argument is out of range, a glob matches nothing, a parameter is in two groups, or the

@@ -42,32 +42,34 @@ def diagonal(
     progress: Progress | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Estimate:
-    """The diagonal (dim,), each entry with its own error; `parts` are the sums over single parameters, with theirs.
+    """The diagonal (dim,), with an error for each entry; `parts` are the sums over single parameters.
 
-    Parts carry plain Student t intervals, as those of `trace`.
+    Parts have plain Student t intervals, as those of `trace`.
 
-    Products that are far from those in float64 are told of and widen intervals, as for `trace`; every entry's by as
-    much, since of a single one the comparison says nothing.
+    Products that are far from those in float64 cause a warning and wider intervals, as for `trace`. All entries are
+    widened equally, because the comparison says nothing about a single entry.
 
     Args:
         operator: The matrix.
         num_probes: Matrix-vector products to spend.
-        seed: Of the probes.
-        method: "hutchinson": the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007), whose
-            variance at entry j is sum_k A_jk^2 over the others: more than the diagonal itself where few directions
-            hold most of the curvature. "hutch++": those directions are found and taken out first, as in `trace`.
+        seed: Seed of the probes.
+        method: "hutchinson": the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007). Its variance
+            at entry j is the sum of A_jk^2 over all other k, which exceeds the diagonal itself if few directions hold
+            most of the curvature.
+            "hutch++": those directions are found and removed first, as in `trace`.
             "exact": mean_i sum_c (J_i' s_c)_j^2 by backward passes over the roots s_c of the loss, for the GGN and
-            Fishers of any network and the Hessian of a piecewise-linear one, whose outputs have no second derivative in
-            any single weight, so that diag H = diag GGN; by dim products for a matrix of no network. "auto": exact
-            where that is cheaper, else hutch++, or hutchinson below 12 probes.
+            Fishers of any network and the Hessian of a piecewise-linear one. The outputs of the latter have no second
+            derivative in any single weight, so that diag H = diag GGN. By dim products for a matrix that is not of a
+            network.
+            "auto": exact if that is cheaper, otherwise hutch++, or hutchinson for fewer than 12 probes.
         progress: Called as progress(products done, products expected).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept, and for an exact diagonal what the
-            batches gave: after a kill the same call goes on.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the products, or for an exact diagonal the results of the
+            batches. After a kill, the same call resumes.
 
     Raises:
         ValueError: If an argument is wrong, or the checkpoint is that of another call.
         StoppedError: If the run is stopped (`ritz.stoppable`) before its last product.
-        UnsupportedError: For "exact", where there is no such form; the message says why.
+        UnsupportedError: For "exact", if there is no such form; the message gives the reason.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -1,8 +1,8 @@
 """The noise of the curvature between mini-batches, and unbiased moments from them (seed 004; seed 002, section 5).
 
-For batches b with curvature H_b = H + X_b the noise is Tr X^2 / P (equation 15 of seed 004). Algorithm 1 as printed
-there does not give it: its sum is not divided by the number of batches, it subtracts (v'Hv)^2 where |Hv|^2 is meant,
-and so returns noise plus signal. Here, for unit v,
+For batches b with curvature H_b = H + X_b, the noise is Tr X^2 / P (equation 15 of seed 004). Algorithm 1 as printed
+there does not compute it: its sum is not divided by the number of batches, and it subtracts (v'Hv)^2 instead of |Hv|^2,
+so it returns noise plus signal. Here, for unit v,
 
     E_v [ sum_b |(H_b - Hbar) v|^2 / (n - 1) ]  =  E Tr X^2 / P
 
@@ -50,22 +50,23 @@ def curvature_noise(
 ) -> Estimate:
     """Tr X^2 / P for X = H_batch - H at this batch size, unbiased (seed 004, equation 15 and Algorithm 1, corrected).
 
-    Batches are disjoint, of samples drawn without replacement: another seed draws others. `parts` has what came free:
-    "mean curvature" (Tr H / P), "second moment" (Tr H^2 / P, the noise taken out) and "gradient noise" (trace of the
-    covariance of batch gradients).
+    Batches are disjoint; their samples are drawn without replacement, depending on the seed. `parts` contains results
+    at no extra cost: "mean curvature" (Tr H / P), "second moment" (Tr H^2 / P, without the noise) and "gradient noise"
+    (trace of the covariance of batch gradients).
 
-    With two probes or more standard errors count batches and probes. With num_probes=1 it is that of the batches
-    for this one probe: how the probe lies to the few directions that hold most of the noise is an error that no batch
-    can show, and it is left out. A few probes do not know their standard error well, and the interval takes it as it
-    is, so that it covers less than it says where noise lies in few directions (docs/noise.md): use 8 or more where that
-    matters. Images of batches are kept in up to 8 groups, 8 rows a probe, to know how the parts vary between them.
+    With two or more probes, standard errors include batches and probes. With num_probes=1, the standard error is that
+    of the batches for this one probe. It leaves out the error from the alignment of the probe with the few directions
+    that contain most of the noise, because no batch can show it. With few probes the standard error is itself poorly
+    known, and the interval treats it as exact. If the noise lies in few directions, the interval then covers less than
+    its level (docs/noise.md): use 8 or more probes if that matters. Images of batches are stored in up to 8 groups, 8
+    rows per probe, to estimate how the parts vary between groups.
 
     Args:
         risk: Training data without augmentation.
         num_batches: n, at least 2.
-        batch_size: Of the batches whose noise is asked for; the noise falls as 1 / batch_size.
-        seed: Of the batches and of the probes.
-        num_probes: K; see above for one.
+        batch_size: Size of the batches whose noise is estimated; the noise falls as 1 / batch_size.
+        seed: Seed of the batches and of the probes.
+        num_probes: Number of probes, K; see above for one.
         curvature: "hessian" (the paper) or "ggn" (what KFAC approximates).
         target: X against the curvature of the distribution the data came from ("population"), or of the data themselves
             ("empirical", smaller by 1 - batch_size / N).

@@ -74,7 +74,7 @@ def replayed(
 
     Args:
         risk: What the function is of; its weights and the settings of its modules are looked at here.
-        name: Of the function, with what else it depends on.
+        name: Name of the function, with what else it depends on.
         fn: A batch to two tensors, by operations that depend on the shapes of the batch alone.
         batch: The batch.
 

@@ -126,7 +126,7 @@ def compare_precisions(operator: Operator, seed: int = 0) -> Precision | None:
 
     Args:
         operator: A matrix of a risk, c H + d; one that has been multiplied already takes the same route.
-        seed: Of the probes, which share none with a run.
+        seed: Seed of the probes, which share none with a run.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)

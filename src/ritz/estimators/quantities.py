@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Spectrum(Result):
-    """The spectrum of a symmetric matrix of order `dim`, as one run saw it. Every number is an `Estimate`.
+    """The spectrum of a symmetric matrix of order `dim`, from one run. Every number is an `Estimate`.
 
     Attributes:
         dim: Order of the matrix, P.
-        head: Locked Ritz values (r,); all eigenvalues where `complete`.
+        head: Locked Ritz values (r,); all eigenvalues if `complete`.
         head_residuals: Their residual norms (r,).
         coupling: Spectral norm of the residual block between the locked pairs and the rest.
         ends: (smallest, its residual, largest, its residual) Ritz value of the head's whole block space, or empty.
-        tail: The tridiagonals of the probes, or None where the head is complete.
+        tail: The tridiagonal matrices of the probes, or None if the head is complete.
         layers: Names of the parameters.
         layer_samples: Per probe and parameter, the trace of its diagonal block and the squared norm of its rows of the
             matrix, (2, K, len(layers)).
         positive: Whether the matrix is positive semi-definite by construction.
         noise: Relative round-off of one product.
         products, seed, stop, convention: See `Estimate`.
-        rounding: By how much products in the precision of the run may move an eigenvalue; 0 where it is round-off.
-        trace_rounding: By how much they may move the trace, of the whole or of one parameter.
+        rounding: By how much products in the precision of the run may change an eigenvalue; 0 if only by round-off.
+        trace_rounding: By how much they may change the trace, of the whole matrix or of one parameter.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -202,18 +202,19 @@ class Spectrum(Result):
     def mass(self, below: float) -> Estimate:
         """The fraction of the eigenvalues that are at most `below`, between Chebyshev-Markov-Stieltjes bounds.
 
-        m steps cannot tell where inside a node's reach an eigenvalue lies: the bracket does not close with more probes.
+        m steps do not determine where around a node an eigenvalue lies, so the bracket does not close with more probes.
         """
         return functions.mass(self, below)
 
     def logdet(self, shift: float) -> Estimate:
         """log det(H + shift I), between Gauss-Radau and Gauss quadrature.
 
-        The error of a short quadrature is the same for every probe, so their spread cannot see it; the bracket does.
+        The error of a short quadrature is the same for every probe. Their spread does not show it, but the bracket
+        does.
 
         Raises:
             IndefiniteError: If the shift does not make the matrix positive; its `partial` is this spectrum.
-            ValueError: If the shift drowns in the round-off of the products.
+            ValueError: If the shift is below the round-off of the products.
         """
         return functions.logdet(self, shift)
 

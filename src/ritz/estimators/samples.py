@@ -47,25 +47,26 @@ def sample_traces(
 ) -> Estimate:
     """Tr H_i, the trace of the Hessian of each sample's own loss, for all N samples in data order.
 
-    A sample's own loss is its total divided by its weight: for tokens the mean over those that are not masked. The
-    weighted mean of the result is the trace of the Hessian of the risk.
+    A sample's own loss is its total divided by its weight; for tokens, the mean over unmasked tokens. The weighted mean
+    of the result is the trace of the Hessian of the risk.
 
     Args:
         risk: The risk; its data must come in a fixed order.
         method: "exact" (C backward passes, for networks affine in each single weight), "probes" (any network, with
-            standard errors), or "auto": exact where it holds and is not dearer.
-        num_probes: Random sign vectors, common to all samples, so errors of different samples are not independent.
-        seed: Of the probes.
-        progress: Called with (batches done, 0); on a GPU small batches of kept data are joined, unless there is a
+            standard errors), or "auto": exact if it applies and is not more expensive.
+        num_probes: Number of random sign vectors. They are common to all samples, so errors of different samples are
+            not independent.
+        seed: Seed of the probes.
+        progress: Called with (batches done, 0). On a GPU, small batches of cached data are joined, unless there is a
             checkpoint.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which what the batches gave is kept: after a kill the same call
-            goes on, and on a CPU ends in the same bits.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the results of the batches. After a kill, the same call
+            resumes, and on a CPU the result is bitwise the same.
 
     Raises:
         ValueError: If an argument is wrong, or the checkpoint is that of another call.
         StoppedError: If the run is stopped (`ritz.stoppable`) before the last batch.
         UnsupportedError: For BatchNorm in train mode, a `batch_loss` risk or a shuffling loader, where a sample has no
-            trace or no place; and for "exact" where the network is not multi-affine.
+            trace or no position; and for "exact" if the network is not affine in each single weight.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)

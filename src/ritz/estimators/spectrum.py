@@ -1,7 +1,8 @@
-"""One Krylov run, many answers: locked head, short tail.
+"""One Krylov run for many quantities: locked head, short tail.
 
-Block Lanczos finds the outliers and locks them (`krylov.head`); then K probes, uniform on the sphere of what is left,
-run m Lanczos steps in lock-step, each step one batched product (`krylov.lanczos`). What follows is in `Spectrum`.
+Block Lanczos finds the outliers and locks them (`krylov.head`). Then K probes, uniform on the sphere of the orthogonal
+complement, run m Lanczos steps in lock-step, each step as one batched product (`krylov.lanczos`). `Spectrum` computes
+the quantities.
 """
 
 import math
@@ -46,19 +47,20 @@ def spectrum(
 
     Args:
         operator: The matrix.
-        num_steps: Lanczos steps of each probe, m: how finely the spectrum is resolved.
-        num_probes: Probes, K: how well averages over it are known.
-        seed: Of the probes. Two matrices over the same parameters get the same probes, so differences are paired.
-        products: Spend at most this many matrix-vector products: the head takes a quarter or less, more than enough for
-            `num_probes` probes of `num_steps` goes into more probes, less into fewer steps.
+        num_steps: Number of Lanczos steps per probe, m. Sets the resolution of the spectrum.
+        num_probes: Number of probes, K. Sets the accuracy of averages over the spectrum.
+        seed: Seed of the probes. Two matrices over the same parameters get the same probes, so differences are paired.
+        products: Spend at most this many matrix-vector products. The head takes at most a quarter. If the rest is more
+            than `num_probes` probes of `num_steps` need, there are more probes; if less, fewer steps.
         tol: Add rounds of `num_probes` probes until the 95 % intervals of Tr H and Tr H^2 are within +- tol, relative.
         reorthogonalize: "locked" (the default run), "full" (no head; every probe keeps its basis, K m vectors of
-            memory) or "none" (no head, three vectors a probe; integrals stay right, outliers are counted many times).
+            memory) or "none" (no head, three vectors per probe; integrals are correct, but outliers are counted many
+            times).
         offload: Keep the basis of "full" in host memory.
         progress: Called as progress(products done, products expected).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
-            from there, by the same routes and in the same chunks, and on a CPU ends in the same bits; once it is done,
-            the call reads the result back.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the state of the run. After a kill, the same call resumes with
+            the same routes and chunks; on a CPU the result is bitwise the same. Once the run is finished, the call
+            reads the result back.
 
     Raises:
         ValueError: If an argument is out of range, or the checkpoint is that of another run.
@@ -68,7 +70,8 @@ def spectrum(
     Warns:
         NumericalWarning: If a later product is NaN or infinite, or rows of "full" lose their orthogonality: the steps
             before are returned. If products underflow, or a matrix that is positive by construction turns out not to
-            be; `stop` says why. If products are far from those in float64: intervals are then widened by that.
+            be; `stop` gives the reason. If products are far from those in float64: intervals are then widened
+            accordingly.
 
     Example:
         >>> from ritz.operators import DenseOperator

@@ -52,29 +52,31 @@ def trace(
 ) -> Estimate:
     """Tr A, with its error; `parts` has the trace of the diagonal block of every parameter (not by XTrace).
 
-    Parts carry plain Student t intervals: with few probes and large outliers those of `ritz.spectrum` cover better.
+    Parts have plain Student t intervals. With few probes and large outliers, those of `ritz.spectrum` have better
+    coverage.
 
-    In less than float64, two products on part of one batch are compared with those in float64, as for `ritz.spectrum`
-    and once for an operator. Where they are off by more than 1e-4, intervals are widened by what the trace may be off;
-    the first batch stands for all. An exact trace of a Hessian or a GGN in float32 is left as it is: in its sum of
-    squares no digits cancel. Nothing is compared, and intervals leave such errors out, for matrices other than c H + d,
-    with drawn labels or dropped units, and of sharded models.
+    Below float64, two products on part of one batch are compared with products in float64, as for `ritz.spectrum` and
+    once per operator. If they differ by more than 1e-4, intervals are widened by the possible error of the trace; the
+    first batch represents all. An exact trace of a Hessian or a GGN in float32 is not widened, because no digits cancel
+    in its sum of squares. Nothing is compared, and intervals do not include such errors, for matrices other than c H +
+    d, with drawn labels or dropout, and for sharded models.
 
     Args:
         operator: The matrix.
-        method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990). "hutch++": a third of the products finds the
-            range of the large eigenvalues, a third their exact trace, a third probes the rest (Meyer et al. 2021).
-            "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024); the
-            spread of the measurements, which share probes, is 1.1 to 1.7 times too small as an error, the more so the
-            more probes, and their covariance is estimated and added.
+        method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990).
+            "hutch++": a third of the products finds the range of the large eigenvalues, a third computes their exact
+            trace, and a third probes the rest (Meyer et al. 2021).
+            "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
+            The measurements share probes, so their spread underestimates the error by a factor of 1.1 to 1.7, which
+            grows with the number of probes; their covariance is therefore estimated and added.
             "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
-            Hessian of a piecewise-linear one; by dim products for a matrix of no network. "auto": exact where that is
-            cheaper, else hutch++, or hutchinson below its 6 probes.
+            Hessian of a piecewise-linear one; by dim products for a matrix that is not of a network.
+            "auto": exact if that is cheaper, otherwise hutch++, or hutchinson for fewer than 6 probes.
         num_probes: Matrix-vector products to spend.
-        seed: Of the probes.
+        seed: Seed of the probes.
         progress: Called as progress(products done, products expected).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept, and for an exact trace what each batch
-            gave: after a kill the same call goes on.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the products, or for an exact trace the results of each batch.
+            After a kill, the same call resumes.
 
     Raises:
         ValueError: If an argument is wrong, or the checkpoint is that of another call.
@@ -250,10 +252,10 @@ class _LeftOut:
 def frobenius_norm(operator: Operator, num_probes: int = 30, seed: int = 0) -> Estimate:
     """||A||_F, not squared: the root of the unbiased Tr A^2.
 
-    A third of the products finds the range U of the large eigenvalues, a third their images, a third probes the rest:
-    ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly. `parts` are the norms of the rows of single
-    parameters, whose squares add up to the square of the whole. Products that are far from those in float64 are told of
-    and widen intervals, as for `trace`.
+    A third of the products finds the range U of the large eigenvalues, a third computes its image, and a third probes
+    the rest: ||A||^2 = 2 ||AU||^2 - ||U'AU||^2 + ||QAQ||^2 with Q = I - UU', exactly. `parts` are the norms of the rows
+    of single parameters; their squares add up to the square of the total. Products that are far from those in float64
+    cause a warning and wider intervals, as for `trace`.
 
     Example:
         >>> from ritz.operators import DenseOperator

@@ -57,7 +57,7 @@ class WeightsAndBiases:
 
     Args:
         run: A run; None takes the one that is open, or opens one with `settings`.
-        settings: Of `wandb.init`.
+        settings: Settings of `wandb.init`.
 
     Example:
         >>> class Run:
@@ -92,7 +92,7 @@ class Trackio:
 
     Args:
         run: A run; None opens one with `settings`.
-        settings: Of `trackio.init`; `project` is needed.
+        settings: Settings of `trackio.init`; `project` is needed.
 
     Example:
         >>> class Run:
@@ -118,7 +118,7 @@ class MLflow:
     """Rows for a run of MLflow.
 
     Args:
-        run_id: Of the run; None is for the one that is active when a row comes.
+        run_id: Id of the run; None uses the run that is active when a row arrives.
         module: What stands for the package, with `log_metrics` and `end_run`; None imports mlflow.
 
     Example:

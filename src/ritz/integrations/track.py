@@ -60,34 +60,34 @@ def track(
                 tracker.step()
         print(tracker.table())
 
-    Every `every` steps the measures are taken at the weights as they are, if that keeps the time spent on it within
-    `budget` of all time since the start; if not, this look is left out and counted, and `table` says so. What the first
-    look will take is forecast from a few products on one batch: on a CPU 0.74 to 1.42 times what it took for curvature,
-    1.01 to 3.88 times for a search (`benchmarks/results/forecast.json`). All looks have the same probes, so that
-    differences along training are not those of the probes.
+    Every `every` steps, the measures are computed at the current weights (a "look"), if this keeps the total time of
+    looks within `budget` of the time since the start. Otherwise the look is skipped and counted, and `table` reports
+    it. The time of the first look is forecast from a few products on one batch: on a CPU, forecasts were 0.74 to 1.42
+    times the time of a look at curvature, and 1.01 to 3.88 times that of a search (`benchmarks/results/forecast.json`).
+    All looks share probes, so that differences during training are not differences of the probes.
 
-    A row of numbers goes to the logger at each look: `curvature/hessian/NAME` for what comes of the Hessian,
-    `curvature/ggn/NAME` of the Gauss-Newton matrix, `measures/NAME` for the rest; NAME/stderr is the standard error,
-    0 where nothing was sampled. `track/seconds`, `track/products`, `track/share` and `track/skipped` say what it cost.
-    A logger that fails is named in a warning, once; training goes on, and the row is in `tracker.record`.
+    Each look sends a row of numbers to the logger: `curvature/hessian/NAME` for results of the Hessian,
+    `curvature/ggn/NAME` for the Gauss-Newton matrix, `measures/NAME` for the rest. NAME/stderr is the standard error, 0
+    if nothing was sampled. `track/seconds`, `track/products`, `track/share` and `track/skipped` report the cost. If a
+    logger fails, a warning names it once; training continues, and the row is in `tracker.record`.
 
-    A look takes about 140 products with the Hessian, each two to three gradients over the data of the risk. A fixed
-    part of the training data keeps that in proportion: some batches of it, as many as a batch's curvature is noisy
-    (`ritz.curvature_noise`).
+    A look takes about 140 products with the Hessian, each of which costs two to three gradients over the data of the
+    risk. Use a fixed part of the training data to keep this small: some batches, and more of them if the curvature of a
+    batch is noisy (`ritz.curvature_noise`).
 
-    Ranks that train together (`torchrun`, DDP) call it in step, and a look is shared among them: each walks its part of
-    the data, at the weights that all have and the running statistics of the first, by whose clock the budget is kept.
-    All have the rows; the first writes them to the logger.
+    Ranks that train together (`torchrun`, DDP) call it in step and share each look: each processes its part of the
+    data, at the common weights and with the running statistics of the first rank. The clock of the first rank counts
+    for the budget. All ranks have the rows; the first writes them to the logger.
 
     Args:
-        risk: Whose curvature: the model that is trained, its loss, and data without augmentation.
+        risk: The risk to measure: the model being trained, its loss, and data without augmentation.
         every: Steps between two looks.
-        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own.
-        logger: Whatever `ritz.loggers.as_logger` takes; rows are kept in `tracker.record` besides.
-        budget: The largest share of the time, above 0; 1 for no bound.
+        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of your own `Measure`s.
+        logger: Anything that `ritz.loggers.as_logger` accepts; rows are also stored in `tracker.record`.
+        budget: The largest share of the time, above 0; 1 for no limit.
         test, init: As in `ritz.measure`, for measures that need them.
-        num_steps, num_probes, seed: Of the spectrum, as in `ritz.spectrum`.
-        layers: Write what is known parameter by parameter, too: `curvature/hessian/trace/NAME`.
+        num_steps, num_probes, seed: Settings of the spectrum, as in `ritz.spectrum`.
+        layers: Also log the per-parameter results: `curvature/hessian/trace/NAME`.
 
     Raises:
         ValueError: If an argument is wrong, before any work is done.
@@ -114,14 +114,14 @@ def track(
 
 
 class Tracker:
-    """What `ritz.track` gives: a context manager that counts steps, looks, and keeps what it saw.
+    """The context manager returned by `ritz.track`: it counts steps, measures, and stores the results.
 
     Attributes:
-        record: All rows, as a `ritz.loggers.Memory`; `ritz.report.build(tracker.record)` makes a page of it.
-        last: The `Measurement` of the last look, with brackets, conventions and all.
-        count: Steps so far.
-        skipped: Looks that were due and left out, because they would have gone over the budget.
-        failures: Why a look gave nothing, by step.
+        record: All rows, as a `ritz.loggers.Memory`; `ritz.report.build(tracker.record)` makes a page from it.
+        last: The `Measurement` of the last look, with brackets and conventions.
+        count: Number of steps so far.
+        skipped: Number of looks that were skipped because they would have exceeded the budget.
+        failures: Why a look failed, by step.
 
     Example:
         >>> data = torch.eye(2), torch.zeros(2, 1)

@@ -63,21 +63,21 @@ def top_eigenpairs(
 ) -> EigenPairs:
     """k extreme eigenpairs of a symmetric matrix.
 
-    A matrix that fits the window is diagonalised in full, and so is a small one (up to order 4096) on which the search
-    has spent as many products as it has rows, where the budget allows.
+    A matrix that fits into the window is diagonalised completely. So is a small matrix (up to order 4096) once the
+    search has used as many products as it has rows, if the budget allows.
 
     Args:
         op: The matrix.
         k: How many pairs in all; for "both" ceil(k / 2) from the upper end and floor(k / 2) from the lower.
         which: "largest" or "smallest" (by value), "both" ends, or largest in "magnitude".
-        tol: Residual allowed, relative to the spectral norm; not below 16 eps of the operator's dtype.
-        max_products: Most products to spend; default 50 windows of 2 k + 16 block rows. The window is also what is held
-            in memory.
-        block: Rows multiplied at a time. An eigenvalue is found with up to this multiplicity; wider blocks need more
-            products.
-        seed: Of the start block.
+        tol: Largest allowed residual, relative to the spectral norm; not below 16 eps of the operator's dtype.
+        max_products: Largest number of products; default 50 windows of 2 k + 16 block rows. The window is also what is
+            stored in memory.
+        block: Number of rows multiplied at a time. An eigenvalue is found with up to this multiplicity; wider blocks
+            need more products.
+        seed: Seed of the start block.
         progress: Called as progress(products done, most products).
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept: after a kill the same call goes on.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the state of the run. After a kill, the same call resumes.
 
     Raises:
         ValueError: If an argument is out of range, or the checkpoint is that of another run.
@@ -85,8 +85,8 @@ def top_eigenpairs(
         StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a pair has not converged, or a product is not finite; the pairs found are returned all the
-            same, and `stop` says why.
+        NumericalWarning: If a pair has not converged, or a product is not finite; the pairs found are still returned,
+            and `stop` gives the reason.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator

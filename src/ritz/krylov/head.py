@@ -51,7 +51,7 @@ class Head(Result):
         theta_max_residual: |H u - theta_max u|.
         complete: The rows span everything: `values` is the whole spectrum, and nothing is left for probes.
         products: Matrix-vector products spent.
-        seed: Of the start block.
+        seed: Seed of the start block.
     """
 
     values: Tensor
@@ -96,7 +96,8 @@ def find_head(
         num_steps: Block steps.
         max_locked: Most pairs to lock; a complete head keeps all.
         tol: Residual relative to the largest |theta|.
-        seed: Of the start block, which uses probe indices -1 ... -block and so shares no row with the probes 0, 1, ...
+        seed: Seed of the start block, which uses probe indices -1 ... -block and so shares no row with the probes 0, 1,
+            ...
         progress: Called as progress(products done, products in all).
         space: Where an earlier run had come to (`BlockSpace.restored`), to be gone on with.
         checkpoint: Called with the block space before each batched product, to be saved or not.

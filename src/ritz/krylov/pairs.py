@@ -39,7 +39,7 @@ class EigenPairs(Result):
         converged: Which residuals are within tolerance (k,), bool.
         which: Which end was asked for.
         products: Matrix-vector products spent.
-        seed: Of the start block.
+        seed: Seed of the start block.
         stop: "converged", "exact" (the whole matrix was diagonalised), or a reason of `ritz.stopping`: "noise floor",
             "stagnation", "underflow", "max_products". A run that was cut says why; its residuals are then those of the
             recurrence.

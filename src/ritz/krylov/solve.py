@@ -81,13 +81,13 @@ def solve(
     Args:
         op: A, symmetric positive definite: `H + damping` for a Hessian.
         b: One right-hand side (dim,), or columns (dim, k).
-        tol: Relative residual |b - A x| / |b| asked of every column.
-        max_steps: Most steps; default min(10 dim, 1000).
+        tol: Relative residual |b - A x| / |b| required for every column.
+        max_steps: Largest number of steps; default min(10 dim, 1000).
         preconditioner: M^-1, an approximate inverse of A, symmetric positive definite: an operator, or a function of
             columns (dim, k) -> (dim, k).
         progress: Called as progress(steps done, most steps) every few steps.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which the state is kept. After a kill the same call goes on
-            from there, and on a CPU ends in the same bits. A preconditioner that is a function is known by its name.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for the state of the run. After a kill, the same call resumes, and
+            on a CPU the result is bitwise the same. A preconditioner that is a function is identified by its name.
 
     Raises:
         ValueError: If an argument does not fit, the preconditioner is not positive definite, or the checkpoint is that
@@ -96,7 +96,7 @@ def solve(
         StoppedError: If the run is stopped (`ritz.stoppable`) before the first step.
 
     Warns:
-        NumericalWarning: If a column met negative curvature, a product that is not finite, or has not converged.
+        NumericalWarning: If a column has not converged, or met negative curvature or a non-finite product.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator

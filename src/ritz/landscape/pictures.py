@@ -146,7 +146,7 @@ class Plane(_Picture):
         errors: Shares of wrong labels (nx, ny), or None.
         points: Solutions in the plane (m, 2), the risk's own first.
         names: What they are called.
-        cosine: Of the angle between the directions; the picture is sheared where it is not 0.
+        cosine: Cosine of the angle between the directions; the picture is sheared where it is not 0.
         convention: Which loss, which directions.
     """
 

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def as_loss(loss: Any, target: Target | None = None) -> Loss:
-    """A `Loss` from what users have: a torch loss module or function, a callable(output, target), or a `Loss`.
+    """Make a `Loss` from a torch loss module or function, a callable(output, target), or a `Loss`.
 
     Raises:
         ValueError: If the reduction is not the mean; ritz sums over items and divides by their weight itself.

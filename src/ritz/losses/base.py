@@ -16,7 +16,7 @@ TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
 @dataclass(frozen=True)
 class Items:
-    """What is known item by item (n of them, in data order)."""
+    """Per-item quantities (n items, in data order)."""
 
     loss: Tensor  # (n,) the item's own loss; what it adds to the sum where its weight is 0
     weight: Tensor  # (n,) its share in the mean
@@ -28,7 +28,7 @@ class Items:
 
 @runtime_checkable
 class Loss(Protocol):
-    """A loss as ritz needs it. `batch` is the user's batch, `out` what the model gave for it.
+    """The protocol of a loss. `batch` is the user's batch, `out` the output of the model for it.
 
     Example:
         >>> isinstance(ritz.losses.CrossEntropy(), Loss)

@@ -23,7 +23,7 @@ class CrossEntropy:
     and labels are smoothed, what smoothing gives its items is part of the sum, as in torch, and of no item's number.
 
     Args:
-        class_dim: Where the classes are. None takes torch's place, 1, for (B, C, ...), or the last, for language
+        class_dim: Dimension of the classes. None uses torch's, 1, for (B, C, ...), or the last, for language
             models' (B, T, C) with targets (B, T).
 
     Example:

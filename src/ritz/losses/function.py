@@ -22,7 +22,7 @@ _NO_LIKELIHOOD = (
 
 @dataclass(frozen=True, eq=False)
 class CallableLoss:
-    """Any callable(output, target) that gives the mean over samples; derivatives in the outputs by autograd.
+    """Any callable(output, target) that returns the mean over samples; derivatives in the outputs by autograd.
 
     Example:
         >>> loss = CallableLoss(lambda out, y: (out - y).abs().pow(3).mean())

@@ -128,7 +128,7 @@ class Audit(Result):
         ]
         kept = [f"{name}: {TRANSFORMS[name].text}; {self._same(name)}" for name in self.after]
         not_done = [f"{name}: not done, {why}" for name, why in self.refused.items()]
-        signs = f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; - not measured"
+        signs = f"×c changed by that factor; = within {TOLERANCE:.0%}; ? unknown within the error bar; - not measured"
         title = f"{self.before.model}: what moves when the function does not (factor {self.strength:g})"
         return Table(
             ("measure", "as it is", *self.after), rows, title=title, notes=(*kept, *not_done, signs),
@@ -223,29 +223,30 @@ def audit(
     progress: Progress | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Audit:
-    """Which measures move when the function does not, on this network.
+    """Shows which measures change when the function of this network does not.
 
-    Each transform of `ritz.transforms` that fits the network is applied, its function or prediction is checked to be
-    the same, and everything is measured again with the same probes. No more is computed for it than verdicts need: see
-    `ritz.measures.elsewhere`.
+    Each transform of `ritz.transforms` that applies to the network is applied. The function, or the prediction, is
+    checked to be unchanged, and everything is measured again with the same probes. This computes no more than the
+    verdicts need: see `ritz.measures.elsewhere`.
 
     Args:
         risk: The solution.
         test: Test data, for the gaps; see `ritz.measure`.
-        init: Where training began; see `ritz.measure`.
+        init: The initial weights of training; see `ritz.measure`.
         measures: See `ritz.measure`.
         transforms: Names of `ritz.transforms.TRANSFORMS`; all that apply by default.
         strength: The factor c or alpha of the rescalings; a permutation has none.
-        num_steps, num_probes, seed: Of the spectrum.
-        before: What `ritz.measure` gave for the same risk, test data, start and settings: not measured once more.
+        num_steps, num_probes, seed: Settings of the spectrum.
+        before: The result of `ritz.measure` for the same risk, test data, initial weights and settings, which is then
+            not measured again.
         progress: See `ritz.measure`.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is kept by itself; see `ritz.measure`.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is saved separately; see `ritz.measure`.
 
     Raises:
-        ValueError: For an unknown transform, a strength of 1 or not positive, a `before` of something else, or the
+        ValueError: For an unknown transform, a strength that is 1 or not positive, a `before` that does not fit, or the
             checkpoint of another call.
         UnsupportedError: If no transform applies.
-        StoppedError: If the run is stopped (`ritz.stoppable`) before all is measured.
+        StoppedError: If the run is stopped (`ritz.stoppable`) before everything is measured.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))

@@ -106,7 +106,7 @@ class Agreement:
 
     @property
     def verdict(self) -> str:
-        """same, opposite or mixed; undecided where no pair can be told apart by both the outcome and the measure."""
+        """same, opposite or mixed; undecided if no pair differs significantly in both the outcome and the measure."""
         if not self.same + self.opposite:
             return "undecided"
         return "same" if self.same == self.pairs else "opposite" if self.opposite == self.pairs else "mixed"
@@ -117,9 +117,9 @@ class Comparison(Result, Mapping[str, Ranking]):
     """Solutions side by side: `c["trace"]` is their order by the trace.
 
     Attributes:
-        measurements: What was measured on each solution, by its name.
+        measurements: The measurement of each solution, by its name.
         rankings: The order by each measure that all of them have.
-        notes: What should be known when reading it.
+        notes: Remarks needed to interpret it.
     """
 
     measurements: Mapping[str, Measurement]
@@ -251,17 +251,17 @@ def compare(
     progress: Progress | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Comparison:
-    """Ranks solutions of one problem by each measure, and says when it cannot tell.
+    """Ranks solutions of one problem by each measure, and says when the error bars do not allow a ranking.
 
     Args:
         risks: The solutions by name, on the same training data.
-        test: Test data for all of them, or a risk on it for each, by name.
-        init: Where all of them started, if from one place.
+        test: Test data for all of them, or a risk on test data for each, by name.
+        init: The initial weights, if all solutions share them.
         measures, num_steps, num_probes, seed, sigma, progress: See `ritz.measure`.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is kept by itself; see `ritz.measure`.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which each measurement is saved separately; see `ritz.measure`.
 
     Raises:
-        ValueError: If there are fewer than two, or they are not on the same data, or not tested on the same.
+        ValueError: If there are fewer than two solutions, or they differ in training or test data.
 
     Example:
         >>> X, y = torch.eye(2), torch.tensor([0, 1])

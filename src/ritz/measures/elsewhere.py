@@ -157,7 +157,7 @@ def turning(risk: Risk, moved: Risk, move: Callable[[Risk], Risk], seed: int = 0
         risk: Before.
         moved: After: `move(risk)`.
         move: What permutes the weights of any risk over this network in the same way.
-        seed: Of the random vectors.
+        seed: Seed of the random vectors.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))

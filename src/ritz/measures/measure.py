@@ -49,21 +49,21 @@ _COSTS = get_args(Cost)  # from cheap to dear
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurement(Result, Mapping[str, Estimate]):
-    """What was measured on one solution: `m["trace"]` is an `Estimate`.
+    """The measures of one solution: `m["trace"]` is an `Estimate`.
 
     Attributes:
-        estimates: By key of the table of measures.
-        failures: Why a measure that was asked for is not among them.
-        readings: A line on how to read each.
-        conventions: What each is divided by, in short; `m[key].convention` has it in full.
+        estimates: The estimates, by key of the table of measures.
+        failures: Why a requested measure is missing, by key.
+        readings: A line on how to read each measure.
+        conventions: What each is divided by, in short; `m[key].convention` is the full convention.
         layer_names: Parameters and modules of the model.
         model: Which model, with how many parameters.
         convention: Which data and which mode.
         settings: Probes, steps, seed.
-        seconds: What each shared run took.
-        spectrum: Of the Hessian, where it was run.
-        outputs: Of the training data, item by item, where they were asked for.
-        stop: Why it ended: "completed", or what stopped it; the measures that are missing then are among `failures`.
+        seconds: Time of each shared run.
+        spectrum: The spectrum of the Hessian, if it was computed.
+        outputs: Outputs for the training data, item by item, if they were computed.
+        stop: Why it ended: "completed", or what stopped it; measures missing for this reason are among `failures`.
 
     Example:
         >>> data = torch.eye(2), torch.tensor([0, 1])
@@ -181,21 +181,21 @@ def measure(
 ) -> Measurement:
     """Generalisation measures of a solution, each with its error bar, convention and reading.
 
-    The standard set is what one Krylov run on the Hessian and one forward pass give. `measures="all"` adds those of the
-    Gauss-Newton matrix, those layer by layer, and those that search over weights; how long that takes is told first. A
-    measure that fails does not stop the others: `failures` says why.
+    The standard set needs one Krylov run on the Hessian and one forward pass. `measures="all"` adds those of the
+    Gauss-Newton matrix, those of each layer, and those that search over weights; an estimate of the time is given
+    first. A measure that fails does not stop the others: `failures` gives the reason.
 
     Args:
         risk: The solution on its training data.
-        test: Test data, or a risk of the same solution on it; the gaps need it.
-        init: The weights that training began from: named tensors, a state dict or a flat vector.
-        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of `Measure`s of one's own, in
-            which "standard" stands for its measures.
-        num_steps, num_probes, seed: Of the spectrum; see `ritz.spectrum`.
+        test: Test data, or a risk of the same solution on it; needed for the gaps.
+        init: The initial weights of training: named tensors, a state dict or a flat vector.
+        measures: "standard", "all", or a list of keys of `ritz.measures.MEASURES` and of your own `Measure`s, in which
+            "standard" stands for its measures.
+        num_steps, num_probes, seed: Settings of the spectrum; see `ritz.spectrum`.
         sigma: Standard deviation of the prior of the Laplace measures.
-        progress: Called with (what is being done, part of the whole that is done), first with what is expected.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which finished measures and the state of the runs are kept:
-            after a kill the same call goes on, and on a CPU ends in the same bits.
+        progress: Called with (current work, fraction done); the first call has the expected time.
+        checkpoint: A folder, or a `ritz.Checkpoint`, for finished measures and the state of the runs. After a kill, the
+            same call resumes, and on a CPU the result is bitwise the same.
 
     Raises:
         ValueError: If an argument is wrong, before any work is done, or the checkpoint is that of another call.

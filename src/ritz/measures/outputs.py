@@ -27,7 +27,7 @@ from ..risk import Params, Progress, Risk
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outputs:
-    """One number per item, (n,) float64 on the host, in data order; None for what the loss does not have.
+    """One number per item, (n,) float64 on the host, in data order; None for quantities that the loss does not have.
 
     Attributes:
         loss: The item's own loss.
@@ -116,7 +116,7 @@ _COLUMNS = tuple(f.name for f in fields(Outputs) if f.type not in (bool, int))
 
 
 def sample_outputs(risk: Risk, *, progress: Progress | None = None) -> Outputs:
-    """One forward pass over the data; softmax and what follows in float64.
+    """One forward pass over the data; softmax and the quantities that follow are in float64.
 
     Raises:
         UnsupportedError: For a `batch_loss` risk, whose outputs are not known.

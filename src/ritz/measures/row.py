@@ -19,20 +19,20 @@ NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """What a measure is, what it needs and costs, and which rescalings leave it unchanged.
+    """Describes a measure: its formula, its cost, and which rescalings leave it unchanged.
 
     Attributes:
-        key: Its name.
-        formula: In the notation of the docs.
+        key: The name of the measure.
+        formula: The formula in the notation of the docs.
         convention: What it is divided by, whether it is squared, which matrix.
-        source: Where it comes from.
-        family: What kind of measure it is.
-        cost: Which run it needs; runs are shared between measures.
-        compute: The function, of a `Subject`.
+        source: The paper or other source.
+        family: The kind of measure.
+        cost: The run that it needs; runs are shared between measures.
+        compute: The function, with a `Subject` as argument.
         reading: How to read it, in a line.
-        better: Which end is said to go with a small gap; None where nothing is said.
-        unchanged: The transforms of `ritz.transforms` that leave it as it is.
-        needs: What must be given beside the risk: "test", "init".
+        better: The end that is said to go with a small gap; None if there is no such claim.
+        unchanged: The transforms of `ritz.transforms` that leave it unchanged.
+        needs: What is required in addition to the risk: "test", "init".
         standard: Whether it belongs to the standard set.
         gradients: For "backward" and "search", about how many gradients over the data it takes.
 

@@ -1,6 +1,6 @@
-"""Symmetric linear operators: the one thing that every estimator takes.
+"""Symmetric linear operators, the input of every estimator.
 
-A subclass says how the matrix acts on rows; everything else (columns, algebra, dense form, SciPy) is here.
+A subclass defines how the matrix acts on rows; everything else (columns, algebra, dense form, SciPy) is here.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ def full_precision() -> Iterator[None]:
 
 
 class Operator(ABC):
-    """A real symmetric matrix A known by its products.
+    """A real symmetric matrix A, accessed through its products.
 
-    Inside ritz vectors are rows: `rows(V)` maps (k, dim) to (k, dim), row i being A v_i. Users write `A @ v` for one
-    vector (dim,) or `A @ V` for columns (dim, k).
+    Inside ritz, vectors are rows: `rows(V)` maps (k, dim) to (k, dim), where row i is A v_i. Users write `A @ v` for
+    one vector (dim,) or `A @ V` for columns (dim, k).
 
     Attributes:
-        space: Names and shapes of what the matrix acts on.
-        dtype: Of the vectors it takes and gives.
-        device: Where it computes.
-        matrix: What it is, in a word or two, for conventions and tables.
+        space: Names and shapes of the parameters that the matrix acts on.
+        dtype: Dtype of the input and output vectors.
+        device: Device of the computation.
+        matrix: The name of the matrix, in a word or two, for conventions and tables.
         positive: Whether it is positive semi-definite by construction.
 
     Example:
@@ -75,23 +75,23 @@ class Operator(ABC):
         return None
 
     def convention(self) -> str:
-        """What the numbers of this matrix mean: which matrix, divided by what, in which mode."""
+        """The convention of the numbers of this matrix: which matrix, divided by what, in which mode."""
         return self.matrix
 
     def diagnose(self) -> None:
-        """Raise what is known about a product that came out NaN or infinite."""
+        """Raise an error that explains a NaN or infinite product."""
         raise NonFiniteError(
             f"a product with the {self.matrix} is not finite, or too large for its squares in "
             f"{str(self.dtype).removeprefix('torch.')}; scale the loss or the data, or compute in a wider dtype"
         )
 
     def expect(self, products: int) -> None:
-        """Hear how many products with single vectors are to come; most matrices make nothing of it."""
+        """Announce how many products with single vectors will follow; most matrices ignore this."""
         if products < 0:
             raise ValueError(f"products must not be negative, got {products}")
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """While it lasts products are taken as they are: the few at the side of a run are not worth preparing for."""
+        """A context in which products are computed without preparation, for the few products beside a run."""
         return contextlib.nullcontext()
 
     @property
@@ -105,7 +105,7 @@ class Operator(ABC):
         return self.dim, self.dim
 
     def rows(self, rows: Tensor) -> Tensor:
-        """A v for each row v of a (k, dim) tensor; no rows give no rows, without work."""
+        """A v for each row v of a (k, dim) tensor; an empty input gives an empty output, without work."""
         if not isinstance(rows, Tensor) or rows.is_complex():
             raise TypeError(f"expected a real tensor of rows, got {_kind(rows)}")
         if rows.ndim != 2 or rows.shape[1] != self.dim:

@@ -1,4 +1,4 @@
-"""J' M J: the Gauss-Newton matrix and the Fishers are one operator with three middles.
+"""J' M J: the Gauss-Newton matrix and the Fishers are one operator with different matrices M.
 
 GGN              M = Hessian of the loss in the outputs
 Fisher           M = mean of c c' over cotangents c of labels drawn from the model; E[Fisher] = GGN
@@ -222,7 +222,7 @@ class GGN(JacobianProduct):
 class EmpiricalFisher(JacobianProduct):
     """(1 / W) sum_i w_i g_i g_i' with g_i the gradient of item i's loss at its own label.
 
-    Not an estimate of the Fisher matrix, and zero where every item is fitted exactly.
+    This is not an estimate of the Fisher matrix, and it is zero if every item is fitted exactly.
 
     Example:
         >>> import ritz
@@ -242,8 +242,8 @@ class EmpiricalFisher(JacobianProduct):
 class Fisher(JacobianProduct):
     """The Fisher matrix by Monte Carlo: labels drawn from the model, `num_samples` for each item.
 
-    The draws belong to the seed and to the place of an item in the data, so that the matrix is the same in every
-    product and for every split into batches. Its mean over seeds is the GGN.
+    The draws depend on the seed and the position of an item in the data, so the matrix is the same in every product and
+    for every split into batches. Its mean over seeds is the GGN.
 
     Example:
         >>> import ritz
@@ -300,8 +300,8 @@ class Fisher(JacobianProduct):
 class GradientCovariance(Derived):
     """The covariance of per-item gradients: (1 / W) sum_i w_i (g_i - g)(g_i - g)', g the gradient of the risk.
 
-    The gradient is kept between products of models that are torch's own, while nothing has changed; for others, and
-    for data that is not kept, it is taken anew in each (`ritz.operators.tape.kept.Kept`).
+    For models made of torch's own modules, the gradient is kept between products while nothing changes. For other
+    models, and for data that are not kept, each product computes it again (`ritz.operators.tape.kept.Kept`).
 
     Example:
         >>> import ritz

@@ -4,9 +4,9 @@
     reverse      grad (grad L . v)         reverse mode twice; widest coverage of operations
     difference   [grad L(w + e v) - grad L(w - e v)] / 2e      no second derivative needed; approximate
 
-Counted in multiplications of a dense layer (gradient = 3): K products cost 3 + 6 K in reverse, and 2 + 6 K in forward
-mode along a tape (`ritz.operators.tape`), or 6 K where the tape is kept. Where a forward pass cannot be followed,
-forward mode is that of torch.func.
+Cost in multiplications of a dense layer (gradient = 3): K products cost 3 + 6 K in reverse mode, and 2 + 6 K in forward
+mode along a tape (`ritz.operators.tape`), or 6 K if the tape is kept. If a forward pass cannot be traced, forward mode
+uses torch.func.
 """
 
 import contextlib
@@ -44,16 +44,18 @@ class Hessian(RiskOperator):
 
     Args:
         risk: The risk.
-        route: How products are taken. "auto" tries the exact routes on the first batch. Where they agree it keeps
-            "forward" if the forward pass can be followed (`ritz.operators.tape`), on a GPU where the first product is
-            with several vectors; else "reverse", unless "forward" takes less than half the time. Where they disagree,
-            or only one works, it is held against differences of the gradient and its own transpose, and where none is
-            right these are taken, with a `NumericalWarning`. After the first product `route` and the convention say
-            which it is. A route that is named is taken as it is; "forward" by torch.func, whose derivatives may be
-            wrong for an operation, is held against "reverse" once, on the first batch, and told of.
+        route: How products are computed. "auto" tries the exact routes on the first batch. If they agree, it keeps
+            "forward" if the forward pass can be traced (`ritz.operators.tape`; on a GPU only if the first product is
+            with several vectors). Otherwise it keeps "reverse", unless "forward" takes less than half the time. If the
+            routes disagree, or only one works, each is compared with differences of the gradient and with its own
+            transpose. If none is right, differences are used, with a `NumericalWarning`. After the first product,
+            `route` and the convention name the route. A route that is named is used as it is. "forward" by torch.func,
+            whose derivatives may be wrong for an operation, is compared with "reverse" once, on the first batch, with a
+            warning if they disagree.
 
     Raises:
-        UnsupportedError: By a product, if an operation has no second derivative by the chosen route; it is named.
+        UnsupportedError: In a product, if an operation has no second derivative by the chosen route; the error names
+            it.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -94,7 +96,7 @@ class Hessian(RiskOperator):
         return known if known in _EXACT and held else None
 
     def settle(self, rows: Tensor) -> None:
-        """Ranks try the routes on one and the same batch, and go by the clock of the first."""
+        """All ranks try the routes on the same batch and use the timing of the first rank."""
         world, names = self.risk.world, self.risk.names
         self._tapes.refresh()
         if self.risk.sharded:
@@ -131,10 +133,10 @@ class Hessian(RiskOperator):
             self.error = self.difference_error(rows[0])
 
     def difference_error(self, row: Tensor) -> float:
-        """The relative error of a central difference along a row (dim,), by steps of one and two lengths.
+        """The relative error of a central difference along a row (dim,), from steps of single and double length.
 
-        The truncation error goes as the square of the step, so a third of what the two differ by is that of the
-        shorter; round-off and kinks are in it as they come. It is measured on the first batch.
+        The truncation error is proportional to the square of the step, so a third of the difference of the two is the
+        error of the shorter; round-off and kinks are included. It is measured on the first batch.
 
         Example:
             >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -194,9 +196,9 @@ class Hessian(RiskOperator):
             )
 
     def reversible(self, params: Params, batch: Batch, row: Tensor) -> bool:
-        """Whether reverse mode gives what the chosen route does, on this batch and row (1, dim); tried once.
+        """Whether reverse mode gives the same as the chosen route, on this batch and row (1, dim); tried once.
 
-        For those who take several products from the graph of one gradient.
+        For callers that compute several products from the graph of one gradient.
         """
         if self.route != "forward":
             return self.route == "reverse"

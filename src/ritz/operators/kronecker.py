@@ -152,15 +152,15 @@ def rayleigh(factor: Tensor, vectors: Tensor | None) -> Tensor:
 class KFACOperator(Operator):
     """The Kronecker-factored approximation of the GGN or a Fisher matrix: one block G (x) A for each layer.
 
-    Linear layers, convolutions and embeddings have Kronecker factors, weight and bias in one block; normalisations
-    have the diagonal of the matrix. For one linear layer, and for every layer of a deep linear network, under the
-    squared error the blocks are those of the GGN exactly; for one sample without weight sharing always.
+    Linear layers, convolutions and embeddings have Kronecker factors, with weight and bias in one block. Normalisations
+    use the diagonal of the matrix. The blocks are exactly those of the GGN for one linear layer, and for every layer of
+    a deep linear network, under the squared error; and for one sample without weight sharing always.
 
-    The factors are made at the first use, one walk over the data (two for EKFAC), and again when something has changed
-    that they depend on. Of models and losses that are torch's own all of it is looked at: weights, buffers, settings,
-    class weights, and the data, up to 1 MiB by its values and beyond by torch's count of what is written to it. What
-    code of the user's does is known by what it gives: before each use the outputs and the gradient of the first 8
-    samples are held against those of the last time, and a change that does not reach these is not seen.
+    The factors are computed at the first use, with one pass over the data (two for EKFAC), and again when something
+    that they depend on has changed. For models and losses of torch itself, everything is compared: weights, buffers,
+    settings, class weights, and the data, up to 1 MiB by value and beyond that by torch's version counters. Code of the
+    user is checked by its results: before each use, the outputs and the gradient of the first 8 samples are compared
+    with the previous ones. A change that does not affect these is not detected.
 
     Which rows of a layer belong to which sample, first or second in its input (steps before samples), is seen by one
     backward pass more for each batch, where it matters: for EKFAC, "reduce" and LayerNorm. Rows that mix samples, as
@@ -170,14 +170,14 @@ class KFACOperator(Operator):
         risk: The risk; all of its parameters must belong to layers with a rule.
         fisher: "type2" (all roots of the loss Hessian: the GGN), "mc" (labels drawn from the model, as `ritz.Fisher`
             with the same seed draws them) or "empirical" (labels of the data).
-        ekfac: Replace the eigenvalues d_G d_A' by the second moments of per-sample gradients in the same basis, the
-            diagonal of the matrix there (George et al. 2018): the best in Frobenius norm for those eigenvectors.
-            Where a factor has repeated eigenvalues (with "reduce", fewer samples than rows) any basis of their space is
-            an eigenbasis, and what EKFAC gives there depends on the choice; the rest and the trace do not. For
-            "empirical" the items of one sample, its tokens say, count as one.
+        ekfac: Replace the eigenvalues d_G d_A' by the second moments of per-sample gradients in the same basis, which
+            are the diagonal of the matrix there (George et al. 2018) and the best choice in Frobenius norm for those
+            eigenvectors. If a factor has repeated eigenvalues (with "reduce", fewer samples than rows), any basis of
+            their space is an eigenbasis, and EKFAC's result there depends on the choice; the rest and the trace do not.
+            For "empirical", the items of one sample, such as its tokens, count as one.
         sharing: "expand" or "reduce", for weights that act at several positions; embeddings are always expanded, which
             makes their input factor diagonal.
-        num_samples, seed: Of the labels, for "mc".
+        num_samples, seed: Number and seed of the drawn labels, for "mc".
         max_factor: A factor with more rows than this is diagonal.
 
     Example:

@@ -370,7 +370,7 @@ def collect(
         collector: What is summed.
         stacks: For each stack of cotangents what was recorded.
         size: Samples.
-        bases: Of EKFAC.
+        bases: Bases of EKFAC.
         partly: Whether the loss passes over some items, see `leaves_out`.
     """
     found: Statistics = {}

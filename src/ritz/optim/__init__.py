@@ -1,4 +1,4 @@
-"""Training by curvature: preconditioners, damping rules, averaging, schedules, a curvature penalty."""
+"""Training with curvature: preconditioners, damping rules, averaging, schedules, a curvature penalty."""
 
 from .adam import Gadam, GadamX
 from .averaging import IterateAverage

@@ -26,24 +26,25 @@ from .skipping import finite, tell_skipped
 
 
 class Gadam(AdamW):
-    """AdamW whose iterates are averaged as it goes; the average is in `average` and never feeds back.
+    """AdamW with an average of its iterates in `average`, which does not affect the training.
 
-    The iterates themselves are AdamW's. `start` and `every` count steps of the optimiser: for the papers' one average
-    an epoch from epoch 161 on, with n batches an epoch, start=161 * n and every=n, and `averaging_decay(161)` as
-    schedule.
+    The iterates themselves are those of AdamW. `start` and `every` count steps of the optimiser. For the setting of the
+    papers, one average per epoch from epoch 161 on, use start=161 * n and every=n with n batches per epoch, and
+    `averaging_decay(161)` as schedule.
 
     Args:
         params: As for any optimiser of torch.
-        lr: alpha; for VGG-16 with BatchNorm on CIFAR-100 5e-4.
+        lr: alpha; 5e-4 for VGG-16 with BatchNorm on CIFAR-100.
         weight_decay: gamma, decoupled; 0.25 there.
         start: Steps before averaging, or "auto": see `IterateAverage.observe`.
-        every: Steps between two iterates that are averaged.
+        every: Steps between two averaged iterates.
         model: The model that holds the parameters, for `average.model` and `average.refresh`.
-        **keywords: betas, eps, amsgrad, foreach and whatever else AdamW takes.
+        **keywords: betas, eps, amsgrad, foreach and any other argument of AdamW.
 
     Attributes:
         average: The `IterateAverage`.
-        skipped: Steps not taken because the gradient was not finite; those that a GradScaler held back are its own.
+        skipped: Number of steps skipped because the gradient was not finite; steps skipped by a GradScaler are not
+            counted.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -129,17 +130,17 @@ class Gadam(AdamW):
 class GadamX(Gadam):
     """Padam with decoupled weight decay, averaged: between SGD with momentum (p = 0) and AMSGrad (p = 1/2).
 
-    With p = 1/2 the iterates are those of AdamW(amsgrad=True), but for eps, which is here beside the second moment as
-    it is and there beside the one that is corrected for its start: eps / sqrt(1 - beta2^t) in torch's place. The
-    correction enters as sqrt(1 - beta2^t) whatever p is, as in the authors' code.
+    With p = 1/2 the iterates are those of AdamW(amsgrad=True), except for eps: here it is added to the uncorrected
+    second moment, in torch to the bias-corrected one, so that it is eps / sqrt(1 - beta2^t) in torch's place. The
+    correction is sqrt(1 - beta2^t) for every p, as in the authors' code.
 
     Args:
         params: As for any optimiser of torch.
-        lr: alpha; steps are large as SGD's, 0.1 for VGG-16 with BatchNorm on CIFAR-100.
+        lr: alpha; as large as for SGD, 0.1 for VGG-16 with BatchNorm on CIFAR-100.
         weight_decay: gamma, decoupled; 0.0025 there.
         p: The partial power, in [0, 1/2]: 0.125 for images, 0.2 for language.
         amsgrad: Use the largest second moment so far.
-        start: See `Gadam`, as for the rest.
+        start: See `Gadam`, also for the other arguments.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))

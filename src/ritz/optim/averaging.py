@@ -29,20 +29,20 @@ _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class IterateAverage:
-    """The mean of the weights that training passes through, from a start onward.
+    """The mean of the weights during training, from a given start.
 
-    `step` counts: call it after each epoch, or after each step of the optimiser, and give `start` and `every` in the
-    same unit. Weights are averaged after every `every`-th count beyond `start`. Sums are float32 for weights of fewer
-    bits. Buffers are those of the last iterate that was averaged; `refresh` renews BatchNorm's.
+    Call `step` after each epoch, or after each step of the optimiser, and give `start` and `every` in the same unit.
+    Weights are averaged after every `every`-th call beyond `start`. Sums are float32 for weights of lower precision.
+    Buffers are those of the last averaged iterate; `refresh` recomputes those of BatchNorm.
 
     Args:
         source: A model, or an optimiser whose parameters are averaged.
-        start: How many counts go before averaging (T_avg; 161 of 300 epochs in the papers), or "auto": when `observe`
-            has seen no better value for `patience` calls (Gadam-Auto).
-        every: Counts between two iterates that are averaged.
+        start: Number of calls before averaging starts (T_avg; 161 of 300 epochs in the papers), or "auto": when
+            `observe` has seen no better value for `patience` calls (Gadam-Auto).
+        every: Calls between two averaged iterates.
         model: With an optimiser as source, the model that holds its parameters: needed for `model` and `refresh`.
-        patience: Of "auto".
-        mode: Of "auto": whether "max" (an accuracy) or "min" (a loss) is better.
+        patience: Patience of "auto".
+        mode: For "auto": whether "max" (an accuracy) or "min" (a loss) is better.
 
     Example:
         >>> model = torch.nn.Linear(1, 1, bias=False)

@@ -53,39 +53,42 @@ class AutoDamping:
             optimizer.step()
             damping.step()          # or damping.step(batch): streaming, no extra data
 
-    Every `every` steps the rule is shown what it needs, at the weights as they are. `step()` draws fresh batches from
-    the risk for it; with `step(batch)` single products of the training batches, spread over the steps before, serve
-    instead (see `ritz.optim.streaming`). Until the first refresh the damping stays as it is. Either way 4 batches go
-    with 100 steps: docs/noise.md has what that costs on a CPU and how well the noise is known by it, docs/kfac.md what
-    it costs on a GPU.
+    Every `every` steps the rule receives its estimates, computed at the current weights. `step()` draws fresh batches
+    from the risk for this. `step(batch)` instead uses single products of the training batches, spread over the previous
+    steps (see `ritz.optim.streaming`). Until the first refresh, the damping does not change. By default, both use 4
+    batches per 100 steps: docs/noise.md gives the cost on a CPU and the accuracy of the noise, docs/kfac.md the cost on
+    a GPU.
 
-    Learning rates belong to the user and to schedulers: `compensate_lr` multiplies them by 1 + delta inside each
-    `optimizer.step()` only, through hooks, or by `group["lr_scale"]` where the optimiser has such an entry.
+    Learning rates are set by the user and by schedulers. `compensate_lr` multiplies them by 1 + delta only inside each
+    `optimizer.step()`, through hooks, or by `group["lr_scale"]` if the optimiser has such an entry.
 
-    For Adam and its kin the entry is `eps`, which lives beside the root of squared gradients, not beside a curvature:
-    the authors of seed 004 found the learned value too large there, and made up for it with a higher learning rate.
+    For Adam and related optimisers, the entry is `eps`, which is added to the root of squared gradients, not to a
+    curvature. The authors of seed 004 found the learned value too large there, and compensated with a higher learning
+    rate.
 
     Args:
         optimizer: Any torch optimiser.
-        risk: Model, loss and the training data without augmentation. Its `mode` decides how BatchNorm is seen: "eval",
-            as the authors have it, by running statistics that lag behind training early on; "train" by those of the
-            batches, which is what the optimiser sees.
+        risk: Model, loss and the training data without augmentation. Its `mode` sets the statistics of BatchNorm:
+            "eval", as the authors use, for running statistics, which lag behind training early on; "train" for those of
+            the batches, which the optimiser sees.
         every: Steps between refreshes.
-        rule: What makes a damping of what is seen; the default is `NoiseVariance()`. A copy is kept.
-        combine: For the rules that take it: "add" to the start value, or take it as a "floor".
+        rule: Computes the damping from the estimates; the default is `NoiseVariance()`. A copy is stored.
+        combine: For the rules that accept it: "add" the estimate to the start value, or use that as a "floor".
         key: Entry of the parameter groups to write; by default "damping", or else "eps".
-        num_batches: Batches of a refresh, or products of a streaming window.
-        batch_size: Of the batches of a refresh; 128, or less where the data are few.
-        num_probes: Of a refresh. None gives each batch a probe of its own, see `ritz.optim.streaming`; a number is for
-            that many probes common to all batches, by `ritz.curvature_noise`. One probe common to all (the paper) errs
-            by how it lies to the few directions that hold most of the noise, and its batches cannot tell.
-        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature or a
-            reduction ratio.
-        fresh: Draw other examples at each refresh. The same ones make an error that no average takes away.
-        stream: "halves" or "pairs"; by default halves where a batch can be cut.
+        num_batches: Number of batches of a refresh, or of products of a streaming window.
+        batch_size: Size of the batches of a refresh; 128, or less if there are few data.
+        num_probes: Number of probes of a refresh. None gives each batch its own probe, see `ritz.optim.streaming`; a
+            number uses that many probes common to all batches, by `ritz.curvature_noise`. One common probe (the paper)
+            has an error that depends on its alignment with the few directions that contain most of the noise, and its
+            batches do not show that error.
+        curvature: "hessian" or "ggn"; by default the Hessian, and the GGN for a rule that needs a mean curvature
+            or a reduction ratio.
+        fresh: Draw new examples at each refresh. Reusing the same examples causes an error that averaging does not
+            remove.
+        stream: "halves" or "pairs"; by default halves if a batch can be split.
         compensate_lr: Multiply learning rates by 1 + delta (seed 004, equation 13: shrinkage at an undiminished rate).
         per_group: One damping for each parameter group, from the block of its parameters.
-        seed: Of batches and probes; those of a refresh are keyed by its step, so that a resumed run draws the same.
+        seed: Seed of batches and probes; those of a refresh are keyed by its step, so a resumed run draws the same.
 
     Attributes:
         history: One dictionary of plain numbers for each refresh.

@@ -32,7 +32,7 @@ def rate_ratio(eigenvalues: Tensor | Spectrum, damping: float) -> Estimate:
     descent; it falls to 1 as damping grows.
 
     Args:
-        eigenvalues: Of the preconditioner, all of them or the two extreme ones; or a spectrum.
+        eigenvalues: Eigenvalues of the preconditioner, all of them or the two extreme ones; or a spectrum.
         damping: delta.
 
     Raises:
@@ -65,7 +65,7 @@ def direction_rates(eigenvalues: Tensor, lr: float, damping: float, eta: float =
     """alpha / (lambda_i + delta): the learning rate along each eigenvector (seed 004, equations 9 and 11).
 
     Args:
-        eigenvalues: Of the preconditioner, (r,), sharpest first where `k` is given.
+        eigenvalues: Eigenvalues of the preconditioner, (r,), sharpest first where `k` is given.
         lr, damping: alpha and delta.
         eta: What the rates of the first `k` are divided by (equation 9).
 
@@ -96,10 +96,10 @@ def bulk_share(eigenvalues: Tensor, gradient: Tensor, damping: float, edge: floa
     """The share of the squared step that lies along eigenvectors with |lambda| <= edge: in the noise.
 
     Args:
-        eigenvalues: Of the preconditioner, (r,).
+        eigenvalues: Eigenvalues of the preconditioner, (r,).
         gradient: Its components along the same eigenvectors, (r,).
         damping: delta.
-        edge: Of the bulk, 2 sqrt(noise) for `ritz.curvature_noise`.
+        edge: Edge of the bulk, 2 sqrt(noise) for `ritz.curvature_noise`.
 
     Example:
         >>> share = bulk_share(torch.tensor([9.0, 1.0]), torch.tensor([10.0, 2.0]), damping=1.0, edge=2.0)
@@ -231,7 +231,7 @@ def reduction_ratio(
     Args:
         risk: At the weights after the step.
         before: The weights w before it, named or as a flat vector.
-        damping: Of the quadratic model; 0 judges the curvature alone, as kfac-jax does.
+        damping: Damping of the quadratic model; 0 judges the curvature alone, as kfac-jax does.
         curvature: "ggn", or "hessian", which is the default where the loss is opaque.
 
     Example:

@@ -65,7 +65,7 @@ class RunningBlock:
 
     Args:
         unit: The parameters.
-        decay: Of the averages.
+        decay: Decay of the averages.
         start: How the averages begin.
         ekfac: Which eigenvalues.
         refresh: "eigh", or "qr": after the first, one step of orthogonal iteration from the last eigenvectors.

@@ -43,58 +43,61 @@ class KFAC(torch.optim.Optimizer):
 
         v = Q_G [(Q_G' g Q_A) / (d_G d_A' + delta)] Q_A',    m <- momentum m + v,    w <- w - lr m
 
-    The damping has the units of the Hessian of the mean loss, and is read from `group["damping"]` at every step: a new
-    value costs nothing, and may be a mapping from block names (see `blocks`) to values. With damping far above the
-    curvature this is SGD with rate lr / damping.
+    The damping has the units of the Hessian of the mean loss, and is read from `group["damping"]` at every step.
+    Changing it costs nothing. It may be a mapping from block names (see `blocks`) to values. With damping far above the
+    curvature, this is SGD with learning rate lr / damping.
 
-    The training loop stays as it is. On one step in `factor_every` the optimiser notes what goes into the layers; when
-    the gradient of the loss reaches the outputs it makes one more backward pass of its own for the factors (for "type2"
-    as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and others) are
-    told apart and leave them as they are, and so do passes while all that is trained is frozen; for other backward
-    passes on a refresh step there is `pause`. Outputs that are not a tensor, and those of losses with class weights or
-    an ignored class, are shown by `observe(outputs, batch)` before `backward`; those of several heads as one tensor.
-    Padding, items of a cross-entropy that no gradient comes to, has no part in the factors. Activation checkpointing
-    must be the kind with use_reentrant=False, and what torch.compile gave is given to KFAC as it is called.
+    The training loop does not change. On one step in `factor_every`, the optimiser records the inputs of the layers.
+    When the gradient of the loss reaches the outputs, it runs one more backward pass of its own for the factors (for
+    "type2" as many as there are outputs). Products with curvature matrices of the same model (`ritz.Hessian` and
+    others) are recognised and do not affect the factors, and neither do passes while all trained parameters are frozen;
+    for other backward passes on a refresh step, use `pause`. If the outputs are not a tensor, or the loss has class
+    weights or an ignored class, call `observe(outputs, batch)` before `backward`; show several heads as one tensor.
+    Padding, items of a cross-entropy without a gradient, is not counted in the factors. Activation checkpointing must
+    use use_reentrant=False. If the model is compiled, give KFAC the result of torch.compile.
 
-    Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, weight
-    and bias in one block; parameters of normalisations and of all other modules the diagonal of the Fisher matrix. A
-    parameter that was frozen when the optimiser was made is not trained; a block without statistics yet is not moved.
+    Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, with
+    weight and bias in one block. Parameters of normalisations and of all other modules use the diagonal of the Fisher
+    matrix. A parameter that was frozen when the optimiser was created is not trained; a block without statistics is not
+    updated yet.
 
     Args:
-        model: The model; its hooks go when the optimiser does. A copy of it has hooks that do nothing.
-        lr: The learning rate. `group["lr_scale"]`, 1 unless something else sets it, multiplies it.
+        model: The model; its hooks are removed with the optimiser. Hooks of a copy of the model do nothing.
+        lr: The learning rate. It is multiplied by `group["lr_scale"]`, which is 1 unless something else sets it.
         damping: delta, positive.
         fisher: "mc" (the true Fisher: labels drawn from the model), "type2" (the same without sampling) or "empirical"
             (the labels of the data: not the Fisher matrix, but what many implementations use).
         loss: "cross_entropy", "mse", "bce", a torch loss with reduction="mean", or a `ritz.Loss`.
-        momentum: Of the preconditioned gradient, as in torch.optim.SGD.
-        stat_decay: Of the running factors.
-        factor_every: Steps between two updates of the factors; with gradient accumulation all passes of the step count.
-        inverse_every: Steps between two eigendecompositions. Early on they are renewed whenever the number of factor
-            updates is a power of two.
-        stagger: Spread the eigendecompositions of the blocks over the steps between.
+        momentum: Momentum of the preconditioned gradient, as in torch.optim.SGD.
+        stat_decay: Decay of the running factors.
+        factor_every: Steps between two updates of the factors; with gradient accumulation, all passes of the step
+            count.
+        inverse_every: Steps between two eigendecompositions. Early in training, they are also renewed whenever the
+            number of factor updates is a power of two.
+        stagger: Spread the eigendecompositions of the blocks over the steps in between.
         start: "debiased" averages, or the "identity" start of the published code of seed 004, which is hidden damping.
         sharing: "expand" or "reduce", for weights that act at several positions (tokens; pixels of a convolution).
         ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018).
         refresh: "eigh", or "qr": one step of orthogonal iteration from the last eigenvectors, several times cheaper.
-        kl_clip: Scale steps down to at most this lr^2 v'Cv, taken as lr^2 v'g; None for never. 1e-3 is wise from a
-            random start: there the curvature may grow a thousandfold within twenty steps, faster than statistics at
-            these intervals follow, and steps divided by the old one blow the network up (docs/convergence.md).
+        kl_clip: Scale steps down to at most this lr^2 v'Cv, computed as lr^2 v'g; None never scales. Use 1e-3 when
+            training from a random initialisation: there the curvature may grow a thousandfold within twenty steps,
+            faster than statistics at these intervals can follow. Steps divided by the old curvature then make training
+            diverge (docs/convergence.md).
         weight_decay: Added to the gradient (w * weight_decay), or `decoupled`, w <- w (1 - lr weight_decay).
-        groups: Parameters with settings of their own, {"params": glob or globs of names, "weight_decay": 0, ...}. A
-            block takes its damping from the group of its first parameter, the weight.
-        diagonal: Globs of parameters that are to have a diagonal in the place of Kronecker factors.
-        num_samples: Drawn labels for each item, for "mc".
-        loss_scale: For "empirical": what the mean loss is multiplied by before `backward`, a number (1 / k for k passes
-            to a step) or a function (`scaler.get_scale`). The other Fishers see no gradient of the user.
+        groups: Parameters with their own settings, {"params": glob or globs of names, "weight_decay": 0, ...}. A block
+            uses the damping of the group of its first parameter, the weight.
+        diagonal: Globs of parameters that use a diagonal instead of Kronecker factors.
+        num_samples: Number of drawn labels per item, for "mc".
+        loss_scale: For "empirical": the factor of the mean loss before `backward`, a number (1 / k for k passes per
+            step) or a function (`scaler.get_scale`). The other Fishers do not use the user's gradient.
         max_factor: A factor with more rows than this is diagonal.
-        tf32: On a GPU, multiply gradients with eigenvectors, and make factors, in TF32, as torch's convolutions are by
-            default: several times as fast, and a step is off by less than a thousandth. Eigenvectors and eigenvalues
-            are made in float32 all the same. False leaves it to torch's own switch.
-        seed: Of the optimiser's own generator; the global ones are not touched.
-        group: Whose ranks train together, as for `ritz.Risk`, with gradients that DistributedDataParallel or the user
-            averages: factors are summed over ranks, eigendecompositions shared out, and the weights are those of one
-            rank with all samples. "self" for a model that this process trains by itself.
+        tf32: On a GPU, multiply gradients with eigenvectors, and compute factors, in TF32, as torch's convolutions do
+            by default. This is several times as fast, with an error of a step below a thousandth. Eigenvectors and
+            eigenvalues are still computed in float32. False leaves the choice to torch's own switch.
+        seed: Seed of the optimiser's own generator; the global generators are not used.
+        group: The ranks that train together, as for `ritz.Risk`, with gradients averaged by DistributedDataParallel or
+            by the user. Factors are summed over ranks, eigendecompositions are distributed, and the weights are those
+            of one rank with all samples. Use "self" for a model that this process trains alone.
 
     Example:
         >>> _ = torch.manual_seed(0)

@@ -24,29 +24,31 @@ class LanczosOpt(Optimizer):
     """w <- w - alpha [ (1 / eta) sum_i phi_i phi_i'g / (lambda_i + delta) + (I - sum_i phi_i phi_i') g / delta ]
 
     over the Ritz pairs (lambda_i, phi_i) of k Lanczos steps, fully re-orthogonalised (seed 004, equation 9). The first
-    sum holds the sharp directions: eta > 1 holds back the movement along them and changes nothing else; with eta = 1
-    and k the number of parameters this is a damped Newton step, alpha (H + delta I)^-1 g. (From a random start Lanczos
-    sees one copy of a repeated eigenvalue, and divides the gradient along the others by delta: softmax regression at
-    w = 0 has each of them classes - 1 times. From the gradient, start="grad", that one copy is all that matters.)
+    sum contains the sharp directions: eta > 1 reduces the movement along them and changes nothing else. With eta = 1
+    and k the number of parameters, this is a damped Newton step, alpha (H + delta I)^-1 g. (From a random start,
+    Lanczos finds one copy of a repeated eigenvalue, and the gradient along the others is divided by delta: softmax
+    regression at w = 0 has each eigenvalue classes - 1 times. From the gradient, start="grad", that one copy is
+    sufficient.)
 
-    The gradient is what `backward()` left on the parameters, the curvature that of the risk at the same weights. Off
-    the convex case a negative lambda is taken by its size, |lambda|; the GGN has none.
+    The gradient is the one that `backward()` left on the parameters; the curvature is that of the risk at the same
+    weights. If the problem is not convex, a negative lambda is replaced by |lambda|; the GGN has none.
 
-    A Ritz pair that has not converged is no eigenpair: those with a residual above `tol` times the largest |lambda|
-    count among the flat directions. That divides by delta what has some curvature; where delta is far below it, take
-    more steps or `tol=math.inf`, which keeps every pair.
+    A Ritz pair that has not converged is not an eigenpair: pairs with a residual above `tol` times the largest |lambda|
+    count as flat directions. This divides by delta along directions with some curvature. If delta is far below that
+    curvature, use more steps or `tol=math.inf`, which keeps every pair.
 
     Args:
         params: The parameters, in one group; all of them parameters of the risk.
-        risk: Whose curvature is taken: model, loss and data.
+        risk: The risk whose curvature is used: model, loss and data.
         lr: alpha.
         damping: delta, in the group under this name: a scheduler or `AutoDamping` may change it.
-        eta: Divides the rates along the sharp directions.
-        k: Lanczos steps, each one product over the data of the risk.
+        eta: Divides the learning rates along the sharp directions.
+        k: Number of Lanczos steps, each one product over the data of the risk.
         curvature: "hessian" or "ggn".
-        start: Of each Lanczos run: a "random" vector, another one at every step (the paper), or the gradient, "grad".
+        start: Start of each Lanczos run: a "random" vector, a new one at every step (the paper), or the gradient,
+            "grad".
         tol: Largest residual of a pair that is kept, relative to the largest |lambda|.
-        seed: Of the random starts.
+        seed: Seed of the random starts.
 
     Example:
         >>> import ritz

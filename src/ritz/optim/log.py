@@ -30,7 +30,7 @@ _MANY = 2**16  # directions that quantiles are taken over: all of millions would
 
 
 class TrainingLog:
-    """Writes what is known of a run to a logger, every so many steps.
+    """Logs diagnostics of a training run at regular intervals.
 
         log = TrainingLog(optimizer, JSONLines("train.jsonl"), risk=risk, damping=damping)
         for batch in loader:
@@ -39,8 +39,8 @@ class TrainingLog:
             damping.step()
             log.step(loss)          # before zero_grad(), so that the gradient is there
 
-    A number that is not known for an optimiser is left out. Names end in /0, /1, ... where there are several parameter
-    groups, and in /stderr for the error of the number before.
+    Quantities that are not defined for an optimiser are left out. Names end in /0, /1, ... if there are several
+    parameter groups, and in /stderr for the standard error of a quantity.
 
     Every `every` steps, at the cost of about a step of the optimiser, and twice that for Adam:
 
@@ -48,7 +48,7 @@ class TrainingLog:
         lr, lr_scale, damping     of the groups, as they are for the next step; `damping` is Adam's eps, and one for
                                   each block (damping/NAME) where KFAC has a mapping
         sgd_rate                  lr / damping, the rate along directions without curvature; KFAC, Adam, LanczosOpt
-        gradient_norm             of what lies on the parameters
+        gradient_norm             norm of the gradient on the parameters
         step_norm                 how far the last step went; 0 where it was skipped
         skipped                   steps skipped so far because the gradient was not finite; optimisers of ritz
         preconditioner/largest    extreme eigenvalues of what is inverted, without damping: KFAC's own, Adam's roots of
@@ -61,7 +61,7 @@ class TrainingLog:
         bulk_share                share of the last step, squared, along eigenvectors of KFAC within the bulk
         bulk_edge                 where that ends, 2 sqrt(noise) of the last refresh of AutoDamping
 
-    After each refresh of `AutoDamping`, what its rule was shown (`ritz.optim.Seen`):
+    After each refresh of `AutoDamping`, the estimates that its rule received (`ritz.optim.Seen`):
 
         seen/noise, seen/trace, seen/second_moment, seen/reduction_ratio, each with seen/NAME/stderr
 
@@ -81,13 +81,13 @@ class TrainingLog:
 
     Args:
         optimizer: Any torch optimiser.
-        logger: Whatever `ritz.loggers.as_logger` takes: a logger, a function of (scalars, step), a list of them.
-        risk: Whose curvature is looked at, with all that the optimiser trains among its parameters; None for none.
+        logger: Anything that `ritz.loggers.as_logger` accepts: a logger, a function of (scalars, step), a list of them.
+        risk: The risk whose curvature is measured; its parameters include all that the optimiser trains. None for none.
         damping: The AutoDamping of this optimiser, if there is one.
-        every: Steps between two rows of what is cheap.
-        curvature_every: Steps between two looks at the curvature.
+        every: Steps between two rows of cheap quantities.
+        curvature_every: Steps between two measurements of the curvature.
         curvature: "hessian" or "ggn".
-        tol, max_products, seed: Of the eigenvalues, as in `ritz.top_eigenpairs`.
+        tol, max_products, seed: Settings of the eigenvalues, as in `ritz.top_eigenpairs`.
 
     Example:
         >>> import ritz

@@ -113,7 +113,7 @@ class Watcher:
         num_samples: Drawn labels for each item.
         loss_scale: What the user's loss is multiplied by before `backward`; matters to "empirical" alone.
         tf32: Make factors in TF32 on a GPU.
-        seed: Of drawn labels and signs.
+        seed: Seed of drawn labels and signs.
         world: The ranks that train together. Draws belong to places in the batch that is theirs together, as long as
             all have as many samples.
 

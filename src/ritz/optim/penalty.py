@@ -42,36 +42,36 @@ _DETACHED = (
 class TracePenalty:
     """eta times the trace of the curvature, to be added to a loss (seed 002, equation 13).
 
-    A call draws its own part of the batch and its own signs, keyed by the seed and by how many calls went before, and
-    gives a scalar to differentiate. It leaves weights, gradients, buffers and generators as they are; hooks of an
-    optimiser that tell a training pass by its weights (as those of `KFAC` do) do not take its pass for one. The loss
-    is the mean over items, as torch's: the trace has the scale of the loss it is added to. Autocast holds for the
-    forward pass of the GGN form; signs, norms and the whole Hessian form are at least float32. Under accumulation each
-    micro-batch has its own penalty, divided as its loss is. With batch statistics the trace is that of the part of the
-    batch by itself.
+    A call draws its own part of the batch and its own random signs, keyed by the seed and the number of previous calls,
+    and returns a scalar to differentiate. It does not change weights, gradients, buffers and generators. Hooks of an
+    optimiser that recognise a training pass by its weights (such as those of `KFAC`) do not mistake its pass for one.
+    The loss is the mean over items, as in torch, so the trace has the scale of the loss it is added to. Autocast
+    applies to the forward pass of the GGN form; signs, norms and the whole Hessian form are at least float32. With
+    gradient accumulation, each micro-batch has its own penalty, divided as its loss is. With batch statistics, the
+    trace is that of the selected part of the batch alone.
 
-    What a step of VGG-16 then costs, counted in operations of a step without: 1.75 on a quarter of the batch, 4 on the
-    whole of it, 3 if the pass of the loss is shared (`on_outputs`); in the Hessian form 2.9 and 8.6. That is also what
-    it takes in time where the device is busy; a small network waits for the host, and `replay` is the remedy.
+    Cost of a step of VGG-16, in operations of a step without penalty: 1.75 on a quarter of the batch, 4 on the full
+    batch, 3 if it shares the forward pass of the loss (`on_outputs`); in the Hessian form 2.9 and 8.6. The same holds
+    for the time if the device is busy. A small network waits for the host; `replay` is the remedy.
 
     Args:
-        eta: What the trace is multiplied by; seed 002 has 1e-4.
+        eta: The factor of the trace; seed 002 uses 1e-4.
         fraction: Share of the batch that is used, at least one sample.
-        form: "ggn", or "hessian", which wants targets too. The Hessian of a network with batch statistics is refused:
+        form: "ggn", or "hessian", which also needs targets. The Hessian of a network with batch statistics is refused:
             see `force`.
-        loss: Which loss the penalty is for. "cross_entropy" leaves out items labelled -100, where labels are given.
-        class_dim: Where an output has its classes; -1 for language models' (batch, tokens, classes). None is 1, and is
-            asked for where outputs have more dimensions and no labels are given.
+        loss: The loss of the penalty. "cross_entropy" ignores items labelled -100, if labels are given.
+        class_dim: The dimension of the classes in an output; -1 for language models' (batch, tokens, classes). None
+            means 1, and raises an error if outputs have more dimensions and no labels are given.
         forward: How the model reads `x`; by default model(x), model(*x) or model(**x) by the type of x.
-        seed: Of samples and signs.
-        replay: On a GPU, record the penalty and its gradient as one CUDA graph and replay it: the gradient is then made
-            in the call and given out by `backward`. Each call of the model must be the same sequence of operations for
-            inputs of one shape. None does so where that is known, which is where all modules are torch.nn's own; not
-            under autocast, nor for inputs that want a gradient. A recording keeps the memory that a pass needs, and
-            what it gives can be differentiated once.
-        force: Allow the Hessian form with BatchNorm in training mode. There a layer's weights w and c w give the same
-            loss, so that Tr H(c w) = Tr H(w) / c^2: once its trace is negative, ever smaller weights make the sum ever
-            lower, without end (seed 002, section 6, saw training diverge). The GGN's trace is never negative.
+        seed: Seed of samples and signs.
+        replay: On a GPU, record the penalty and its gradient as one CUDA graph and replay it: the gradient is then
+            computed in the call and returned by `backward`. Each call of the model must run the same sequence of
+            operations for inputs of one shape. None records if this is known, which is the case if all modules are
+            torch.nn's own; not under autocast, nor for inputs that require a gradient. A recording keeps the memory of
+            a pass, and its result can be differentiated once.
+        force: Allow the Hessian form with BatchNorm in training mode. There, weights w and c w of a layer give the same
+            loss, so that Tr H(c w) = Tr H(w) / c^2: once the trace is negative, ever smaller weights lower the sum
+            without end (seed 002, section 6, saw training diverge). The trace of the GGN is never negative.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)

@@ -1,7 +1,8 @@
 """Damping rules: what to add to an estimated curvature matrix before it is inverted.
 
-A rule says what it needs to see, is shown it at every refresh, and answers with the damping. It knows no optimiser and
-no network: `ritz.optim.AutoDamping` looks for it and writes the answer where the optimiser reads it.
+A rule declares the estimates that it needs, receives them at every refresh, and returns the damping. It does not depend
+on an optimiser or a network: `ritz.optim.AutoDamping` computes the estimates and writes the damping where the optimiser
+reads it.
 
 With H_b = H + X the curvature of one batch, mu = Tr H / P, a^2 = Tr (H - mu I)^2 / P and b^2 = Tr X^2 / P:
 
@@ -11,8 +12,8 @@ With H_b = H + X the curvature of one batch, mu = Tr H / P, a^2 = Tr (H - mu I)^
     LevenbergMarquardt   delta <- delta w^(+-1)   by how well the quadratic model foretold the last step
     Constant             delta
 
-The first is a squared curvature that is added to a curvature: multiply the loss by c, and delta grows by c^2 where the
-matrix grows by c. The next two do not depend on the units of the loss.
+The first adds a squared curvature to a curvature: if the loss is multiplied by c, delta grows by c^2 but the matrix
+grows by c. The next two do not depend on the units of the loss.
 """
 
 import math
@@ -27,15 +28,15 @@ Combine = Literal["add", "floor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a rule is shown at a refresh; what it did not ask for is None.
+    """The estimates that a rule receives at a refresh; those that it did not request are None.
 
     Attributes:
-        start: The damping that the optimiser came with.
+        start: The initial damping of the optimiser.
         noise: Tr X^2 / P, the curvature noise of one batch.
         trace: Tr H / P.
-        second_moment: Tr H^2 / P, the noise taken out; may come out below 0.
-        reduction_ratio: Change of the loss over the change that the quadratic model foretold; NaN where the model
-            foretold no decrease.
+        second_moment: Tr H^2 / P, without the noise; may be negative.
+        reduction_ratio: Change of the loss divided by the change that the quadratic model predicted; NaN if the model
+            predicted no decrease.
 
     Example:
         >>> seen = Seen(start=0.1, noise=Estimate(name="curvature noise", value=0.02))
@@ -62,7 +63,7 @@ class Seen:
 
 
 class DampingRule(Protocol):
-    """How damping follows from what is seen.
+    """How the damping follows from the estimates.
 
     Attributes of a rule are plain numbers, strings and dictionaries of them: they are its state, and are saved and
     loaded as such.
@@ -79,7 +80,7 @@ class DampingRule(Protocol):
 
 @dataclass
 class Constant:
-    """The same damping throughout: that of the optimiser, unless another is given.
+    """A constant damping: that of the optimiser, unless another is given.
 
     Example:
         >>> Constant().update(Seen(start=0.1), step=100), Constant(0.3).update(Seen(start=0.1), step=100)
@@ -145,16 +146,16 @@ class NoiseVariance(_Averaged):
     """delta = delta* + EMA(Tr X^2 / P): the variance of the curvature between batches (seed 004, equation 15).
 
     Damping H_b + delta I is linear shrinkage beta H_b + (1 - beta) I with beta = 1 / (1 + delta), at a learning rate
-    lower by beta; this delta is nearly the best such shrinkage where Tr H^2 / P << 1. It is in squared units of
+    lower by beta. This delta is nearly the best such shrinkage if Tr H^2 / P << 1. It has the units of a squared
     curvature: see the text of this module.
 
     Args:
-        start: delta*; None takes the damping that the optimiser came with.
-        combine: "add" (what the authors' code does) or "floor", the larger of the two (what their captions say).
-        decay: Of the moving average; the first value is the first estimate. A noisy one wants more than 0.7.
-        factor: What the estimate is multiplied by: b / B where it was made at batch size b and training is at B.
+        start: delta*; None uses the initial damping of the optimiser.
+        combine: "add" (as in the authors' code) or "floor", the larger of the two (as in their captions).
+        decay: Decay of the moving average; its first value is the first estimate. A noisy estimate needs more than 0.7.
+        factor: Factor of the estimate: b / B if it was made at batch size b and training uses B.
         account_for_ema: The decay of the optimiser's own average over batches, 0.95 for KFAC. The matrix that is
-            inverted then has (1 - b) / (1 + b) of the noise of one batch, a 39th. 0 leaves it out, as the paper does.
+            inverted then has (1 - b) / (1 + b) of the noise of one batch, a 39th. 0 ignores this, as the paper does.
 
     Example:
         >>> rule = NoiseVariance()
@@ -172,14 +173,14 @@ class NoiseVariance(_Averaged):
 class LedoitWolf(_Averaged):
     """delta = mu b^2 / a^2: shrinkage towards mu I in place of I (Ledoit and Wolf 2004).
 
-    beta H_b + (1 - beta) mu I is nearest to H, in mean square, at beta = a^2 / (a^2 + b^2), and is H_b + delta I times
-    beta. As mu is the mean eigenvalue, delta is a curvature, and the step does not depend on the units of the loss. It
-    needs mu > 0, so it is made from the Gauss-Newton matrix. A spiked spectrum has a small mu: delta is then smaller
-    than equation 15 has it, and `combine="floor"` keeps the optimiser's own damping under it.
+    beta H_b + (1 - beta) mu I is nearest to H, in mean square, at beta = a^2 / (a^2 + b^2), and equals beta times
+    H_b + delta I. Because mu is the mean eigenvalue, delta is a curvature, and the step does not depend on the units of
+    the loss. The rule needs mu > 0, so it uses the Gauss-Newton matrix. A spiked spectrum has a small mu: delta is then
+    smaller than in equation 15, and `combine="floor"` keeps at least the optimiser's own damping.
 
     Args:
-        most: b^2 / a^2 is held below this. Where the signal drowns in noise a^2 is as good as 0, and delta would be
-            infinite; from about 100 on the step is that of plain gradient descent.
+        most: Upper bound of b^2 / a^2. If the noise dominates the signal, a^2 is nearly 0 and delta would be infinite;
+            from about 100 on, the step is that of plain gradient descent.
         start, combine, decay, factor, account_for_ema: As in `NoiseVariance`.
 
     Example:
@@ -214,12 +215,12 @@ class LedoitWolf(_Averaged):
 class BulkEdge(_Averaged):
     """delta = c sqrt(Tr X^2 / P): damping by the size of the noise itself, in units of curvature.
 
-    A Wigner matrix with Tr X^2 / P = s^2 has its eigenvalues in [-2 s, 2 s], and an eigenvalue of H below s leaves no
-    trace in H + X (theorem 1 of seed 004, where s^2 is P sigma^2 / B). So c = 1 damps by what can just be detected and
-    c = 2 by the edge of the bulk.
+    A Wigner matrix with Tr X^2 / P = s^2 has its eigenvalues in [-2 s, 2 s], and an eigenvalue of H below s cannot be
+    detected in H + X (theorem 1 of seed 004, where s^2 is P sigma^2 / B). c = 1 thus sets the damping to the smallest
+    detectable eigenvalue, and c = 2 to the edge of the bulk.
 
     Args:
-        c: How many s.
+        c: The multiple of s.
         start, combine, decay, factor, account_for_ema: As in `NoiseVariance`.
 
     Example:
@@ -242,23 +243,23 @@ class BulkEdge(_Averaged):
 
 @dataclass
 class LevenbergMarquardt:
-    """Less damping where the quadratic model foretold the step well, more where it did not (Martens and Grosse 2015).
+    """Less damping if the quadratic model predicted the step well, more if it did not (Martens and Grosse 2015).
 
-    With rho = [L(w + d) - L(w)] / [g'd + d'Gd / 2], a decrease over a foretold decrease, positive and near 1 where the
+    With rho = [L(w + d) - L(w)] / [g'd + d'Gd / 2], the actual over the predicted change, positive and near 1 if the
     model is good:
 
         rho > upper:  delta <- delta omega          rho < lower:  delta <- delta / omega
 
-    The authors of seed 004 found it unstable, with code that has the sign of the denominator wrong: there a good step
-    has rho < 0 and raises the damping. With the right sign it lost or stalled every run of a small network at learning
-    rate 0.003, rho near 1 as the damping fell (`ritz reproduce damping rules`): it is made for steps of full length.
-    Where the model foretells no decrease (momentum may step uphill) rho says nothing, and the damping stays. The
-    defaults are kfac-jax's, for a refresh every 5 steps.
+    The authors of seed 004 found this rule unstable, but their code has the wrong sign in the denominator: there, a
+    good step has rho < 0 and raises the damping. With the correct sign, it lost or stalled every run of a small network
+    at learning rate 0.003, with rho near 1 as the damping fell (`ritz reproduce damping rules`): it is made for steps
+    of full length. If the model predicts no decrease (momentum may step uphill), rho has no meaning, and the damping
+    does not change. The defaults are those of kfac-jax, for a refresh every 5 steps.
 
     Args:
-        start: The first damping; None takes that of the optimiser.
+        start: The initial damping; None uses that of the optimiser.
         omega: Factor of one change.
-        lower, upper: Where rho is too low and high enough.
+        lower, upper: Thresholds below which rho is too low, and above which it is high enough.
         least, most: Bounds of the damping.
 
     Example:

@@ -54,7 +54,7 @@ class Stream:
         risk: Whose model, loss and mode are used; its data are not.
         curvature: "hessian" or "ggn".
         method: "halves" or "pairs".
-        seed: Of the probes.
+        seed: Seed of the probes.
 
     Example:
         >>> import ritz

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-NO_IMAGENET = "ImageNet is not among the data that is at hand, and is out of reach of one accelerator"
-NO_CIFAR10 = "CIFAR-10 is not among the data that is at hand"
+NO_IMAGENET = "ImageNet was not available, and is out of reach of one accelerator"
+NO_CIFAR10 = "CIFAR-10 was not available"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ CATALOGUE: tuple[Shown, ...] = (
          ("wideresnet", "wideresnet-published"), ""),
         ("A7", "seed 000, figure 6", "VGG-16-BN on CIFAR-100: SGD against Gadam", "vgg-gadam", ""),
         ("A8", "seed 000, figure 7", "VGG-16-BN on CIFAR-10: SGD against Gadam", "",
-         f"{NO_CIFAR10}; the same question is asked on CIFAR-100"),
+         f"{NO_CIFAR10}; the same question is answered on CIFAR-100"),
         ("S4", "seed 000, section 4", "bounds on lambda_1 for stable gradient descent and SGD", "stability", ""),
         ("Th2", "seed 000, theorem 2", "how many steps Lanczos needs for lambda_1", "stability", ""),
     ),
@@ -64,12 +64,12 @@ CATALOGUE: tuple[Shown, ...] = (
         ("T5, T6", "tables 5 and 6", "the metric and its parts, WideResNet-28-10 on CIFAR-100",
          ("wideresnet", "wideresnet-published"), ""),
         ("F1", "figure 1", "spectra of WideResNet-28-10", ("wideresnet", "false-friend/wideresnet"), ""),
-        ("F1c", "figure 1c", "the norm of the weights beside the test error, here of the MLP", "weight-norms", ""),
+        ("F1c", "figure 1c", "the norm of the weights beside the test error, here for the MLP", "weight-norms", ""),
         ("B1", "figure 2", "traces of H, G, H^2, G^2 from a batch and from all images", "subsampling", ""),
         ("S4.2", "section 4.2", "the log-determinant from a sub-sample", "subsampling", ""),
         ("B2", "table 7", "a trace penalty on WideResNet-28-10, CIFAR-100", "penalty", ""),
         ("B3", "table 8", "a trace penalty on WideResNet-28-10, ImageNet-32", "", NO_IMAGENET),
-        ("S6", "section 6", "Tr H in the place of Tr G as the penalty, and grids of decay and eta, here of the MLP",
+        ("S6", "section 6", "Tr H instead of Tr G as the penalty, and grids of decay and eta, here for the MLP",
          "penalty-grid", ""),
     ),
     *_rows(
@@ -81,7 +81,7 @@ CATALOGUE: tuple[Shown, ...] = (
         ("C4", "appendix B.2", "fully connected networks with BatchNorm on CIFAR-10", "", NO_CIFAR10),
         ("C5", "table 1, figure 4", "small against large batches: flatness, test error, margins", "batches", ""),
         ("C6", "section 5", "T_alpha makes traces vanish", "scaling", ""),
-        ("C7", "section 3.2.1", "the time that Hessian traces take, and margins", "timing", ""),
+        ("C7", "section 3.2.1", "the time that Hessian traces and margins take", "timing", ""),
         ("C8", "section 6", "outliers of the spectrum and the number of classes", "classes", ""),
     ),
     *_rows(
@@ -100,12 +100,12 @@ CATALOGUE: tuple[Shown, ...] = (
         ("Fig 11", "figure 11", "KFAC at rate 1e-4, learned and flat damping", "figure11", ""),
         ("Fig 12", "figure 12", "KFAC at rate 1e-3, learned and flat damping",
          ("figure12", "figure12-dropout", "figure12-low", "figure12-code"), ""),
-        ("Fig 13", "figure 13", "KFAC at rate 1e-4 from a large damping, and the course of it", "figure13", ""),
+        ("Fig 13", "figure 13", "KFAC at rate 1e-4 from a large damping, and how the damping changes", "figure13", ""),
         ("Fig 14, 15", "figures 14 and 15", "Adam with learned damping and a rising rate", "figure14", ""),
         ("Sec 7, rules", "section 7.1",
-         "Levenberg and Marquardt's damping; the estimate from 79 batches, here of a small network", "rules", ""),
+         "Levenberg-Marquardt damping; the estimate from 79 batches, here for a small network", "rules", ""),
         ("Sec 8", "section 8", "the largest stable learning rates", "stable", ""),
         ("Th4", "lemmas 2 and 3, theorem 4", "the noise of batch Hessians: semicircle, 1/B, normality", "noise", ""),
-        ("Sec 7", "section 7.1", "the noise at the first weights; damping learned every 10 or 100 steps", "noise", ""),
+        ("Sec 7", "section 7.1", "the noise at initial weights; damping learned every 10 or 100 steps", "noise", ""),
     ),
 )  # fmt: skip

@@ -131,12 +131,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _decays("false-friend", "preresnet", "PreResNet on CIFAR-100 at three weight decays", "seed 000, figure 4"),
     _decays(
         "false-friend", "preresnet-published", "PreResNet-164 at its published size", "seed 000, figure 4",
-        "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
+        "weight decays 0 and 5e-4, without 1e-4, and one seed instead of four",
     ),
     _decays("false-friend", "wideresnet", "WideResNet, BatchNorm in both modes", "seed 000, figures 5 and 8"),
     _decays(
         "false-friend", "wideresnet-published", "WideResNet-28-10 at its published size, BatchNorm in both modes",
-        "seed 000, figures 5 and 8", "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
+        "seed 000, figures 5 and 8", "weight decays 0 and 5e-4, without 1e-4, and one seed instead of four",
     ),
     Experiment(
         "false-friend", "vgg-gadam", "VGG-16 with BatchNorm by SGD and by Gadam", "seed 000, figure 6",
@@ -145,7 +145,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "false-friend", "stability", "learning rates, lambda_1 and Ritz values", "seed 000, section 4 and theorem 2",
         stability.run, stability.figure, stability_claims.claims,
-        "2,000 images for 5,000 and 800 steps for 2,000; networks and rates are the same",
+        "2,000 images instead of 5,000 and 800 steps instead of 2,000; networks and learning rates are the same",
     ),
     Experiment(
         "pac-bayes", "mlp", "the same network, at three weight decays", "seed 002, table 1", _mlp,
@@ -155,12 +155,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _decays("pac-bayes", "preresnet", "PreResNet on CIFAR-100: the metric and its parts", "seed 002, table 4"),
     _decays(
         "pac-bayes", "preresnet-published", "PreResNet-164 at its published size: the metric and its parts",
-        "seed 002, table 4", "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
+        "seed 002, table 4", "weight decays 0 and 5e-4, without 1e-4, and one seed instead of four",
     ),
     _decays("pac-bayes", "wideresnet", "WideResNet on CIFAR-100: the metric and its parts", "seed 002, table 5"),
     _decays(
         "pac-bayes", "wideresnet-published", "WideResNet-28-10 at its published size: the metric and its parts",
-        "seed 002, table 5", "weight decays 0 and 5e-4, without 1e-4, and one seed for four",
+        "seed 002, table 5", "weight decays 0 and 5e-4, without 1e-4, and one seed instead of four",
     ),
     Experiment(
         "pac-bayes", "penalty", "does a trace penalty help?", "seed 002, tables 7 and 8", trace_penalty.run,
@@ -169,12 +169,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "pac-bayes", "penalty-grid", "a grid of trace penalties, Tr H and Tr G, on the MLP in place of WideResNet",
         "seed 002, section 6", penalty_grid.run, penalty_grid_claims.figure, penalty_grid_claims.claims,
-        "20 epochs for 50 and 5 seeds for 8",
+        "20 epochs instead of 50 and 5 seeds instead of 8",
     ),
     Experiment(
         "pac-bayes", "subsampling", "moments and log-determinants of sub-samples", "seed 002, figure 2 and section 4.2",
         subsampling.run, subsampling.figure, subsampling.claims,
-        "5,000 images for 55,000, 20 epochs for 50, 2 networks for 3, and fewer sub-samples",
+        "5,000 images instead of 55,000, 20 epochs instead of 50, 2 networks instead of 3, and fewer sub-samples",
     ),
     Experiment(
         "pac-bayes", "weight-norms", "norm and test error at eight weight decays", "seed 002, figure 1c",
@@ -190,8 +190,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "margins", "batches", "small against large batches, network F1", "seed 003, section 4 and appendix B.1",
         margins_batch.run, margins_batch_figure.figure, margins_batch.claims,
-        "the longer run, 4 times the steps for 16, Lanczos, 30 steps for 60, and seeds, 3 for 5 unless they are given; "
-        "small and large batches are trained as published, for 10,000 steps",
+        "the longer run has 4 times the steps instead of 16, Lanczos 30 steps instead of 60, and there are 3 seeds "
+        "instead of 5 unless they are given; small and large batches are trained as published, for 10,000 steps",
     ),
     Experiment(
         "margins", "classes", "outliers against number of classes", "seed 003, section 6", margins_classes.run,
@@ -204,8 +204,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "margins", "timing", "traces of samples against margins: what they cost", "seed 003, section 3.2.1",
         margins_timing.run, margins_timing.figure, margins_timing.claims,
-        "traces of 100 samples for 500, and of 2,000 for 10,000 where they are exact; all are scaled to the whole of "
-        "MNIST",
+        "traces of 100 samples instead of 500, and exact traces of 2,000 instead of 10,000; all are scaled to the "
+        "whole of MNIST",
     ),
     Experiment("damping", "logistic", "LanczosOPT on softmax regression", "seed 004, figures 4 to 6", _logistic),
     Experiment(
@@ -215,7 +215,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "damping", "rules", "rules for KFAC's damping, on a network of 21,836 parameters in place of VGG-16",
         "seed 004, section 7.1", damping_rules.run, damping_rules_claims.figure, damping_rules_claims.claims,
-        "20,000 images for 45,000, 4 epochs for 20, and 3 seeds for 5",
+        "20,000 images instead of 45,000, 4 epochs instead of 20, and 3 seeds instead of 5",
     ),
     _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
     _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),

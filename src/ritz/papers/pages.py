@@ -42,46 +42,45 @@ _ABSENT = {"seeds": [], "title": "", "left": []}  # what files may lack
 
 _TOP = """# The papers, reproduced
 
-The experiments of the four papers, trained and measured again. Each printed number and each statement is a claim with a
-verdict; the papers' mathematics has [a page of its own](theory.md).
+The experiments of the four papers, trained and measured again. Each printed number and each statement of a paper is a
+claim with a verdict. The papers' mathematics has [a page of its own](theory.md).
 
-| verdict | when |
+| verdict | meaning |
 | --- | --- |
 | holds | the whole 95 % interval of our measurement agrees with the paper, within the tolerance |
 | holds in direction | the number differs, but the difference or ratio is on the paper's side |
-| **refuted** | nothing in the interval agrees with the paper |
-| **not decidable** | all else: the interval has both |
+| **refuted** | no part of the interval agrees with the paper |
+| **not decidable** | all other cases: part of the interval agrees, part does not |
 
-Intervals are over seeds, batches or random vectors, and verdicts are computed from the numbers. Tolerances are ours and
-stand beside what is expected. Where a printed number can be read in two ways, as an accuracy on either of two held-out
-sets, the nearer reading is judged and the evidence gives the other. Claims marked *ours* are our own questions,
-controls and bounds: no paper states them, and they are counted apart.
+Intervals are over seeds, batches or random vectors. Verdicts are computed from the numbers. The tolerances are our own
+and are printed beside the expected value. Some printed numbers have two readings, such as an accuracy on either of two
+held-out sets. The verdict then uses the nearer reading, and the evidence gives the other. Claims marked *ours* are our
+own questions, controls and bounds. No paper states them, and they are counted separately.
 
 | budget | how much is run |
 | --- | --- |
 | paper | as published or, where the paper is silent, at the size that the module under `ritz.papers` states |
 | short | fewer epochs, seeds or images; the evidence says how many |
-| smoke | seconds, to show that it runs; its verdicts say nothing |
+| smoke | seconds, to show that the experiment runs; its verdicts mean nothing |
 
-At *short*, orders and differences are judged on what was run, for and against the paper. A number that only the whole
-training reaches, such as an accuracy after 300 epochs, is *not decidable* then, and the evidence begins with what the
-run lacks.
+At *short*, orders and differences are judged on the reduced runs, for and against the paper. A number that only the
+full training can reach, such as an accuracy after 300 epochs, is then *not decidable*, and the evidence begins with
+what the run lacks.
 
-Two papers may print the same runs: `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, have the rows of
-`false-friend` and are no second evidence.
+Two papers may print the same runs. `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, use the rows of
+`false-friend` and are not independent evidence.
 
-`ritz reproduce PAPER ITEM` runs an experiment. These pages are written by `python benchmarks/reproductions.py --page
-results docs` from the files in `results`, which hold settings, recipes, curves and all rows that were measured. Times
-are those of the last call: they leave out runs that an earlier call had finished, and other experiments may have shared
-the device.
+`ritz reproduce PAPER ITEM` runs an experiment. `python benchmarks/reproductions.py --page results docs` writes these
+pages from the files in `results`, which contain settings, recipes, curves and all measured rows. Times are those of the
+last call: they exclude runs that an earlier call had finished, and other experiments may have shared the device.
 """
 
 
 _SHORT = """## In short
 
-The questions that are asked first, with the claims that answer them, for and against the papers. A "refuted" is about
-what was run: *short* is far from the papers' training, and the section behind the link says how far, with all claims
-and their evidence.
+The most common questions, with the claims that answer them, for and against the papers. A "refuted" is about the runs
+made here: *short* is far from the papers' training. The section behind each link says how far, and gives all claims
+with their evidence.
 """
 
 
@@ -177,7 +176,9 @@ def _of_paper(paper: str, own: Sequence[Result], table: Sequence[Experiment], ca
     drawn = {one.item for one in table if one.paper == paper and one.figure is not None}
     less = {one.item: one.short for one in table if one.paper == paper}
     counted = f"{_said(_counted(own))}".replace("are ", "")
-    about = f"{len(own)} experiments; of the paper's claims {counted}. [What verdicts mean, and all papers]({PAGE})."
+    about = (
+        f"{len(own)} experiments; of the paper's claims {counted}. [What the verdicts mean, and all papers]({PAGE})."
+    )
     listed = [f"- [{result['item']}](#{_anchor(_name(result))}): {_title(result)}" for result in own]
     parts = [f"# {paper}: {' and '.join(PAPERS[paper])}\n", fill(about, 120) + "\n", "\n".join(listed) + "\n"]
     for result in own:
@@ -217,7 +218,7 @@ def _summary(results: Sequence[Result]) -> str:
     head = ("experiment", "source", "budget", "seeds", "machine", "commit", "time", *VERDICTS, "ours")
     count = f"{theirs.total()} claims of the papers in {len(results)} experiments: {_said(theirs)}."
     if ours:
-        count += f" Questions of ours beside them, in the last column alone: {ours.total()}, of which {_said(ours)}."
+        count += f" Our own questions, in the last column only: {ours.total()}, of which {_said(ours)}."
     count = fill(count, 120) + "\n\n" if results else ""
     return count + _table(head, rows, right=2 + len(VERDICTS)) + "\n"
 
@@ -255,12 +256,12 @@ def _section(result: Result, ids: Sequence[str], drawn: bool, less: str) -> str:
         about.append(f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed")
     about += [result["machine"], f"torch {result['versions']['torch']}", _time(result)]
     if result.get("left"):
-        about.append(f"{len(result['left'])} runs not begun in time")
+        about.append(f"{len(result['left'])} runs not started in time")
     where = result["source"] + (f" ({', '.join(ids)})" if ids else "")
     title = _title(result)
     said = f"{title[:1].upper()}{title[1:]}: {where}. Run at {', '.join(about)}."
     if less and result["setting"]["budget"] == "short":
-        said += f" Less than at the budget paper: {less}."
+        said += f" Reduced from the paper budget: {less}."
     for row in result.get("rows", []):
         if "page" in row:  # rows and figures of their own
             said += f" Curves and figures are on [a page of their own]({Path(row['page']).name}), from `{row['file']}`."
@@ -315,13 +316,15 @@ def _not_run(results: Iterable[Result], table: Sequence[Experiment], catalogue: 
         if not done & set(row.items):
             there = next((item for item in row.items if item in known), "")
             told.add(there)
-            why = row.reason or "no experiment of it is here"
+            why = row.reason or "no experiment here covers it"
             rows.append((row.paper, row.id, row.where, row.what, _waiting(there) if there else why))
     for name, one in known.items():  # other runs of what has a result
         if name not in told:
             rows.append((one.paper, "", one.source, one.title, _waiting(name)))
     rows.sort(key=lambda row: _place(list(PAPERS), row[0]))
-    return _table(("paper", "", "where", "what", "why"), rows) if rows else "Nothing: all that the papers show is here."
+    if not rows:
+        return "Nothing: everything that the papers show is covered."
+    return _table(("paper", "", "where", "what", "why"), rows)
 
 
 def _waiting(name: str) -> str:

@@ -93,38 +93,45 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 
 # what to take from each section
 READINGS = {
-    FLATNESS: "The example of section 2 has a wrong Hessian and a right moral: along a ray of growing weights the "
-    "trace goes to 0 with the loss. It is not a law, not even in the example.",
-    THEOREM: "The theorem says that measures of sharpness go to 0 with the loss. Along T_alpha they do. In general "
-    "they need not: the loss falls with the margin, and the margin can grow as slowly as one likes beside the "
-    "weights. Keeping weights away from 0 does not help, since outputs may cancel. What holds is "
-    "|H_i|_F ≤ loss_i max (|∇z_k|² + |∇²z_k|_F), z_k = f_k − f_y: measures of sharpness go to 0 wherever these "
-    "derivatives grow more slowly than 1 / loss.",
-    METRIC: "Equations 3 and 4 are right. Equation 6 has the trace of H where that of its inverse belongs, so neither "
-    "it nor what follows from it is a divergence. The metric of equation 7 may still be useful; it is not invariant "
-    "under rescalings of layers, and no bound follows.",
-    SAMPLING: "The trace may be taken from a batch and its square may not, as the paper says. Two batches drawn "
-    "independently mend the square: `minibatch_moment`. Section 6 replaces Tr H by Tr G for fear of negative traces. "
-    "With BatchNorm by batch statistics, as its networks have, there are such; for piecewise-linear networks without "
-    "it the two traces are equal and neither is negative.",
-    MARGINS: "Proposition 3.1 is exact for affine models, and the margin bound holds for wrong answers too, though "
-    "not by the step that is printed. Along T_alpha a ReLU network becomes flat in trace whether its answers are "
-    "right or wrong; norms of the Hessian can tell the two apart.",
-    DAMPING: "Equations 5, 8, 13, 17 and A.3 are right, 15 to leading order but in the square of the curvature's "
-    "units, and 19 as a bound. Lemma 2 needs the L of every sample, and the semicircle is that of X / sqrt(P). "
-    "Algorithm 1 as printed returns N times the noise and the signal together; mended it is `ritz.curvature_noise`. In "
-    "general position the diagonal of a Hessian does not follow its norm.",
+    FLATNESS: "The example of section 2 has a wrong Hessian but a correct conclusion: along a ray of growing weights, "
+    "the trace goes to 0 with the loss. This is not a general law, not even in the example.",
+    THEOREM: "The theorem states that measures of sharpness go to 0 with the loss. Along T_alpha they do. In general "
+    "they need not: the loss falls with the margin, and the margin can grow arbitrarily slowly compared with "
+    "the weights. Keeping weights away from 0 does not help, because outputs may cancel. What holds is "
+    "|H_i|_F ≤ loss_i max (|∇z_k|² + |∇²z_k|_F), z_k = f_k − f_y: measures of sharpness go to 0 wherever "
+    "these derivatives grow more slowly than 1 / loss.",
+    METRIC: "Equations 3 and 4 are correct. Equation 6 has the trace of H instead of the trace of its inverse, so "
+    "neither it nor what follows from it is a divergence. The metric of equation 7 may still be useful, but "
+    "it is not invariant under rescalings of layers, and no bound follows from it.",
+    SAMPLING: "The trace may be estimated from a batch, but its square may not, as the paper says. Two batches drawn "
+    "independently correct the square: `minibatch_moment`. Section 6 replaces Tr H by Tr G to avoid negative "
+    "traces. With BatchNorm using batch statistics, as in the paper's networks, negative traces exist. For "
+    "piecewise-linear networks without BatchNorm, the two traces are equal and neither is negative.",
+    MARGINS: "Proposition 3.1 is exact for affine models. The margin bound also holds for wrong answers, though not by"
+    " the printed step. Along T_alpha, the trace of a ReLU network goes to 0 whether its answers are right or"
+    " wrong; norms of the Hessian can distinguish the two cases.",
+    DAMPING: "Equations 5, 8, 13, 17 and A.3 are correct. Equation 15 is correct to leading order, but in units of the"
+    " squared curvature, and equation 19 is correct as a bound. Lemma 2 needs the L of every sample, and the "
+    "semicircle is that of X / sqrt(P). Algorithm 1 as printed returns N times the sum of noise and signal; "
+    "its corrected form is `ritz.curvature_noise`. In general position, the diagonal of a Hessian does not "
+    "follow its norm.",
 }
 
 _TOP = """# The theory, checked
 
-Seeds 000 to 004 argue with theorems, bounds and examples. Here each is a function that computes both sides on small
-networks in float64 and returns a `Claim`: what is stated, what was measured, and a verdict that follows from the two.
-*Holds* and *refuted* mean that the measurement, its 95 % interval where it was sampled, lies within or without what the
-claim allows; *not decidable* that it does neither. Where a statement fails as printed, *mended* marks the one that
-holds. A number cannot prove a theorem, but it can refute one.
+Seeds 000 to 004 argue with theorems, bounds and examples. Here, each of them is a function that computes both sides on
+small networks in float64 and returns a `Claim`: the statement, the measurement, and a verdict that follows from the
+two.
 
-In the tables H is the Hessian of the mean loss, G the Gauss-Newton matrix, P the number of weights, p = w_1 w_2 w_3 X,
+- *Holds* means that the measurement (or its 95 % interval, if it was sampled) lies inside the range that the claim
+  allows.
+- *Refuted* means that it lies outside.
+- *Not decidable* means neither.
+
+Where a statement fails as printed, *corrected* marks the version that holds. A number cannot prove a theorem, but it
+can refute one.
+
+In the tables, H is the Hessian of the mean loss, G the Gauss-Newton matrix, P the number of weights, p = w_1 w_2 w_3 X,
 g the gradient of w_1 w_2 w_3, S the softmax, and T_alpha multiplies the last layer by alpha.
 
 ```python
@@ -138,8 +145,8 @@ theory.draw().savefig("theory.png", dpi=100)
 
 ![The confidence surface of seed 003, and the trace along three paths on which the loss goes to 0](theory.png)
 
-Left, figure 1 of seed 003: 1 − Σ a² over the distributions a of three classes. Right, theorem 1 of seed 000: the trace
-along T_alpha, and along two paths on which the loss goes to 0 all the same.
+Left: figure 1 of seed 003, 1 − Σ a² over the distributions a of three classes. Right: theorem 1 of seed 000, the trace
+along T_alpha, and along two other paths on which the loss also goes to 0.
 """
 
 
@@ -179,9 +186,9 @@ def page(found: Mapping[str, Sequence[Claim]] | None = None) -> str:
     """
     found = sections() if found is None else found
     every = list(chain.from_iterable(found.values()))
-    count = f"Claims of the papers, mended ones included: {_counted(claim for claim in every if not claim.ours)}."
+    count = f"Claims of the papers, corrected ones included: {_counted(claim for claim in every if not claim.ours)}."
     if any(claim.ours for claim in every):
-        count += f" Questions of ours beside them: {_counted(claim for claim in every if claim.ours)}."
+        count += f" Our own questions: {_counted(claim for claim in every if claim.ours)}."
     parts = [_TOP, fill(count, 120) + "\n"]
     for title, claims in found.items():
         parts += [f"## {title}\n", fill(READINGS[title], 120) + "\n", claims_table(claims) + "\n"]

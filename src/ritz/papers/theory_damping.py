@@ -132,7 +132,7 @@ def equation_15() -> tuple[Claim, ...]:
             "added to: for a loss ten times as large it damps ten times as much. The target I has no units either.",
         ),
         _exact(
-            where="equation 15, mended", text=text.format("delta = mu Tr X^2 / Tr (H - mu I)^2, mu = Tr H / P"),
+            where="equation 15, corrected", text=text.format("delta = mu Tr X^2 / Tr (H - mu I)^2, mu = Tr H / P"),
             measured=_between(*mended), ours=True,
             evidence="The target mu I of Ledoit and Wolf has the units of H.",
         ),
@@ -202,7 +202,7 @@ def algorithm_1() -> tuple[Claim, ...]:
             evidence=f"{seen} (v'Hv)^2 stands for |Hv|^2: the signal Tr H^2 / P is not subtracted.", ours=True,
         ),
         claim(
-            where="algorithm 1, mended", text="(sum |H_i v|^2 - N |Hv|^2) / (N - 1) is Tr X^2 / P: ratio",
+            where="algorithm 1, corrected", text="(sum |H_i v|^2 - N |Hv|^2) / (N - 1) is Tr X^2 / P: ratio",
             measured=_over(found["mended"]), evidence=f"{seen} Unbiased; the published code has 1 / N in place of "
             "1 / (N - 1).",
         ),
@@ -241,7 +241,8 @@ def theorem_1() -> tuple[Claim, ...]:
             tolerance=0.1, measured=_over(edges), evidence=f"{seen} That is the threshold above which a spike is seen.",
         ),
         _claim(
-            where="theorem 1, proof, mended", text="the semicircle ends at 2 sigma sqrt(P / B): largest eigenvalue, in "
+            where="theorem 1, proof, corrected",
+            text="the semicircle ends at 2 sigma sqrt(P / B): largest eigenvalue, in "
             "units of sigma sqrt(P / B)", expected=2.0, tolerance=0.1, measured=_over(edges), evidence=seen,
         ),
         _claim(
@@ -295,7 +296,8 @@ def largest_rate() -> tuple[Claim, ...]:
             "takes the diagonal of a matrix, in the basis of B, for its norm.",
         ),
         _ratio(
-            where="section 8, before equation 19, mended", text=text.format("where B = H^1/2, the least of 20 draws"),
+            where="section 8, before equation 19, corrected",
+            text=text.format("where B = H^1/2, the least of 20 draws"),
             tolerance=1e-9, measured=min(commuting), evidence="Where B and H commute the matrix is diagonal in that "
             "basis.",
         ),
@@ -383,7 +385,7 @@ def general_position() -> tuple[Claim, ...]:
             "the norm for H >= 0 alone; this H has the trace 0, and so has a symmetric random matrix in the mean.",
         ),
         _claim(
-            where="equation 20, mended", text="max_i |phi_i'H phi_i| >= |H| / P for H >= 0: the least ratio of 20 "
+            where="equation 20, corrected", text="max_i |phi_i'H phi_i| >= |H| / P for H >= 0: the least ratio of 20 "
             "draws", expected=1.0, relation=">=", measured=min(positive), evidence="P = 30: the largest entry of the "
             "diagonal is Tr H / P or more, and Tr H is |H| or more.",
         ),

@@ -172,7 +172,7 @@ def deep_linear() -> tuple[Claim, ...]:
             "diagonal: what is printed is the Gauss-Newton part, divided by X.",
         ),
         _exact(
-            where="equation 3, mended", text="H = e^p (X^2 g g' + X O): largest relative error of an entry",
+            where="equation 3, corrected", text="H = e^p (X^2 g g' + X O): largest relative error of an entry",
             measured=true_error, evidence="The same 10 points; O has w_k at the places i, j other than k.",
         ),
         _exact(
@@ -181,7 +181,7 @@ def deep_linear() -> tuple[Claim, ...]:
             "squares cannot be.",
         ),
         _exact(
-            where="equation 4, mended", text="Tr H = X^2 |g|^2 e^p: largest relative error", measured=true_trace,
+            where="equation 4, corrected", text="Tr H = X^2 |g|^2 e^p: largest relative error", measured=true_trace,
             evidence="The same 10 points: O has no diagonal, so the trace is that of the Gauss-Newton part.",
         ),
         _claim(

@@ -156,7 +156,7 @@ def affine_trace() -> tuple[Claim, ...]:
             "above it has a minus sign too many.",
         ),
         _exact(
-            where="appendix C.2, mended", text="d2/db_i db_j = S_i (delta_ij - S_j): relative error",
+            where="appendix C.2, corrected", text="d2/db_i db_j = S_i (delta_ij - S_j): relative error",
             measured=deviation(torch.diag(S) - torch.outer(S, S), block), evidence="The same sample.",
         ),
     )  # fmt: skip
@@ -190,7 +190,7 @@ def margin_bound() -> tuple[Claim, ...]:
             f"{int((size > own + ROUND_OFF).sum())}.",
         ),
         _claim(
-            where="section 3.1, mended", text="ACEHT <= (|x|^2 + 1)(1 - margin^2), wrong points too: largest ratio",
+            where="section 3.1, corrected", text="ACEHT <= (|x|^2 + 1)(1 - margin^2), wrong points too: largest ratio",
             expected=1.0, relation="<=", measured=float((flatness / bound).max()), tolerance=ROUND_OFF, evidence=seen,
         ),
         _claim(

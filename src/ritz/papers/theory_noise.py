@@ -46,7 +46,7 @@ def semicircle() -> tuple[Claim, ...]:
             evidence=f"{seen} The law is that of X / sqrt(P), as section 4.1 has it: printed is X.",
         ),
         _claim(
-            where="theorem 4, mended", text="it is that of X / sqrt(P): distance of the distribution functions",
+            where="theorem 4, corrected", text="it is that of X / sqrt(P): distance of the distribution functions",
             expected=0.02, relation="<=", measured=mean(map(_distance, spectra)), evidence=seen,
         ),
     )  # fmt: skip
@@ -112,7 +112,8 @@ def fluctuations() -> tuple[Claim, ...]:
             evidence="Hessians I and -I: the constant is 2 L.",
         ),
         at_most(
-            where="lemma 2, mended", text="|X_jk| <= 2 (1 - B/N) L, L of the gradient of every sample: largest ratio",
+            where="lemma 2, corrected",
+            text="|X_jk| <= 2 (1 - B/N) L, L of the gradient of every sample: largest ratio",
             measured=float(noise.abs().max()) / (2 * (1 - size / num) * largest), tolerance=ROUND_OFF, evidence=seen,
         ),
     )  # fmt: skip

@@ -135,7 +135,7 @@ def equation_6() -> tuple[Claim, ...]:
             evidence=f"KL rises by {true:.3g}, equation 6 falls by {-printed:.3g}: Tr H stands for Tr H^-1.",
         ),
         _claim(
-            where="equation 6, mended", text="with Tr H^-1: largest relative error against torch.distributions",
+            where="equation 6, corrected", text="with Tr H^-1: largest relative error against torch.distributions",
             expected=0.0, measured=error, tolerance=ROUND_OFF,
             evidence="5 random positive definite matrices of order 8, s^2 = 2.",
         ),
@@ -269,7 +269,7 @@ def equation_8() -> tuple[Claim, ...]:
             measured=sampled_sharp, tolerance=0.0, ours=True,
             evidence=f"-P / 2 for every H, against {sharp:.2f}. With the first matrix, {printed:.2f}, it is a bound.",
         ),
-        claim(where="equation 8, mended", text="E_q log p - log p(w*) = -P / 2", expected=-4.0, evidence=seen),
+        claim(where="equation 8, corrected", text="E_q log p - log p(w*) = -P / 2", expected=-4.0, evidence=seen),
         _equation_9(_positive(0), num=20),
     )  # fmt: skip
 

@@ -219,7 +219,7 @@ def pairs_of_batches() -> tuple[Claim, ...]:
     seen = f"Batches of 2 out of 6 samples; Tr H^2 = {truth:.3g}, noise of a batch {noise:.3g}."
     return (
         _claim(
-            where="section 4.2, mended", text="mean of v'H_1 H_2 v over 200 independent pairs of batches is Tr H^2",
+            where="section 4.2, corrected", text="mean of v'H_1 H_2 v over 200 independent pairs of batches is Tr H^2",
             expected=truth, measured=fair, tolerance=noise / 2,
             evidence=f"{seen} The tolerance is half the bias of a single batch.",
         ),
@@ -228,7 +228,8 @@ def pairs_of_batches() -> tuple[Claim, ...]:
             expected=truth + noise / 2, relation=">=", measured=fair.parts["naive"], evidence=seen,
         ),
         _claim(
-            where="section 4.2, mended", text="mean of Tr H_1 H_2 over all pairs of disjoint batches is below Tr H^2",
+            where="section 4.2, corrected",
+            text="mean of Tr H_1 H_2 over all pairs of disjoint batches is below Tr H^2",
             expected=0.9 * truth, relation="<=", measured=sum(disjoint) / len(disjoint),
             evidence=f"{seen} All {len(disjoint)} pairs: the two must be drawn independently, with replacement.",
         ),
@@ -366,7 +367,8 @@ def penalty_cost() -> tuple[Claim, ...]:
             evidence=f"{seen} The second gradient and the third go over the graphs of those before them.",
         ),
         claim(
-            where="section 6, footnote 2, mended", text="with Tr G from one vector in the outputs of the same pass it "
+            where="section 6, footnote 2, corrected",
+            text="with Tr G from one vector in the outputs of the same pass it "
             "does: operations over those of a step without", measured=ratios[1], evidence=seen,
         ),
     )  # fmt: skip

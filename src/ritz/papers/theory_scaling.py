@@ -239,7 +239,8 @@ def layerwise() -> tuple[Claim, ...]:
             measured=deviation(same, target), evidence="A ReLU network of three layers with biases, c = 1.7.",
         ),
         _exact(
-            where="section 5, mended", text="weights times c, biases of layer l times c^l give c^3 f: relative error",
+            where="section 5, corrected",
+            text="weights times c, biases of layer l times c^l give c^3 f: relative error",
             measured=deviation(outputs_of(scaled(risk, factors), X), target), evidence="The same network.",
         ),
     )  # fmt: skip

@@ -174,7 +174,7 @@ def extreme_ritz_value() -> tuple[Claim, ...]:
             measured=count["bare"], ours=True, evidence=f"{told} Ritz values interlace.",
         ),
         claim(
-            where="equation 17, mended", measured=count["mended"], evidence=told,
+            where="equation 17, corrected", measured=count["mended"], evidence=told,
             text="lambda_n <= theta_m <= lambda_n + (lambda_1 - lambda_n) tan^2 / c^2, of lambda_n: how often not",
         ),
     )  # fmt: skip

@@ -219,11 +219,11 @@ def what_holds() -> tuple[Claim, ...]:
     at_most_one = partial(_claim, expected=1.0, relation="<=", tolerance=ROUND_OFF, evidence=seen)
     return (
         at_most_one(
-            where="theorem 1, mended", text="|H_i|_F <= loss_i max (|grad z_k|^2 + |d2 z_k|_F), z_k = f_k - f_y: "
+            where="theorem 1, corrected", text="|H_i|_F <= loss_i max (|grad z_k|^2 + |d2 z_k|_F), z_k = f_k - f_y: "
             "largest ratio", measured=max(norms),
         ),
         at_most_one(
-            where="theorem 1, mended", text="Tr H_i <= loss_i max |grad z_k|^2, piecewise-linear: largest ratio",
+            where="theorem 1, corrected", text="Tr H_i <= loss_i max |grad z_k|^2, piecewise-linear: largest ratio",
             measured=max(traces),
         ),
         _claim(
@@ -309,7 +309,7 @@ def proof() -> tuple[Claim, ...]:
             "Outputs are small where paths cancel; their derivatives are not.",
         ),
         _claim(
-            where="equation 11, mended", text="|dz/dw| <= |z|_1 / eps and |d2z/dw2| <= |z|_1 / eps^2: largest ratio",
+            where="equation 11, corrected", text="|dz/dw| <= |z|_1 / eps and |d2z/dw2| <= |z|_1 / eps^2: largest ratio",
             expected=1.0, relation="<=", measured=mended, tolerance=ROUND_OFF,
             evidence=f"{seen} |z|_1 is the sum of the absolute values of live paths.",
         ),
@@ -342,7 +342,7 @@ def exponent() -> tuple[Claim, ...]:
             measured=max(printed), evidence=f"{seen}: the output of the right class grows without bound.",
         ),
         _gone(
-            where="equation 12, mended", text=f"with z_k = f_k - f_y: largest at alpha = {ALPHAS[-1]:g}",
+            where="equation 12, corrected", text=f"with z_k = f_k - f_y: largest at alpha = {ALPHAS[-1]:g}",
             measured=max(mended), evidence=f"{seen}. Along T_alpha; in general it need not: seed 001, equation 19.",
         ),
     )  # fmt: skip
@@ -388,7 +388,7 @@ def remark() -> tuple[Claim, ...]:
             measured=deviation(printed, H), evidence=f"{seen} dloss/dw_j stands for dloss/df_c, and w_c for w_k.",
         ),
         _exact(
-            where="equation 13, mended", text="with dloss/df_c in the second sum: largest relative error",
+            where="equation 13, corrected", text="with dloss/df_c in the second sum: largest relative error",
             measured=deviation(true, H), evidence=seen,
         ),
         _gone(
@@ -396,7 +396,7 @@ def remark() -> tuple[Claim, ...]:
             f"{ALPHAS[-1]:g}", measured=slopes, evidence=f"{small}. df/dw stands for dloss/df.",
         ),
         _gone(
-            where="after equation 13, mended", text="dloss/df and d2 loss/df df vanish: largest at alpha = "
+            where="after equation 13, corrected", text="dloss/df and d2 loss/df df vanish: largest at alpha = "
             f"{ALPHAS[-1]:g}", measured=parts, evidence=f"{small}.",
         ),
     )  # fmt: skip

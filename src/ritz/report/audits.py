@@ -23,11 +23,11 @@ def section(audit: Audit) -> Section:
         True
     """
     blocks: list[Block] = [
-        "The weights were moved so that the network computes the same function, or predicts the same labels, and "
-        f"the measures were taken again (factor {audit.strength:g}). A measure that moves has told of the weights, "
-        "not of the function.",
+        "The weights were changed so that the network computes the same function, or predicts the same labels, and "
+        f"everything was measured again (factor {audit.strength:g}). A measure that changes depends on the weights, "
+        "not only on the function.",
         element("ul", *(element("li", finding) for finding in audit.findings())), _table(audit),
-        element("p", f"×c moved by that factor; = within {TOLERANCE:.0%}; ? not known to the error bar; "
+        element("p", f"×c changed by that factor; = within {TOLERANCE:.0%}; ? unknown within the error bar; "
                 "– not measured.", class_="note"),
     ]  # fmt: skip
     chart = _chart(audit)

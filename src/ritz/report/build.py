@@ -68,7 +68,7 @@ def build(
             `ritz.compare`, `ritz.audit`, `ritz.sample_traces` or `margin_study` gave, the `Outputs` or a
             `MarginDistribution`, a training log (`ritz.loggers.Memory` or `JSONLines`, or the path of a file of JSON
             lines), single `Estimate`s, and `Table`s of one's own.
-        title: Of the page; made from what there is if not given.
+        title: Title of the page; by default made from the results.
         subtitle: Below it.
         settings: What the result was made with, by name, nested as it likes.
         notes: Sentences for the top of the page.

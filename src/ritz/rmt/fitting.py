@@ -99,7 +99,7 @@ def fit(
     Args:
         source: `ritz.spectrum(ritz.operators.BatchNoise(H, index))`, all eigenvalues of a matrix, or nodes. A run's
             distance has a bracket: m steps leave the distribution function open between known bounds.
-        weights: Of the nodes; equal without.
+        weights: Weights of the nodes; equal without.
         law: "semicircle" for a symmetric noise of mean 0; "marchenko-pastur" for an average of outer products.
         ratio: For the latter, order of the matrix over the number of outer products, P / n.
         by: What fixes the scale.

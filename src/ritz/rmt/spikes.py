@@ -34,7 +34,7 @@ def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = N
     `parts["overlap"]` is 1 - s2 / nu^2, how well the direction is known.
 
     Args:
-        eigenvalue: Of H + X: a number, a tensor of them, or an `Estimate`.
+        eigenvalue: Eigenvalue of H + X: a number, a tensor of them, or an `Estimate`.
         s2: Tr X^2 / P, a number or the `Estimate` of `ritz.curvature_noise`.
         dim: P.
 

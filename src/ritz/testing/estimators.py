@@ -24,7 +24,7 @@ def check_estimator(
     unbiased: bool = True,
     rtol: float = 1e-8,
 ) -> float:
-    """Hold an estimator to its error bars, over many seeds, against a known truth.
+    """Check the error bars of an estimator over many seeds, against a known truth.
 
     An exact estimate must equal the truth and have no standard error. A sampled one must be right on average, to four
     standard errors of the mean over seeds (and the width of its bracket, where it has one), its interval must hold the
@@ -37,7 +37,7 @@ def check_estimator(
         estimate_fn: From a seed to an `Estimate`.
         truth: The number that is estimated, or a tensor of them; coverage is then the mean over its entries.
         num_seeds: Seeds 0 ... num_seeds - 1.
-        level: Of the interval.
+        level: Level of the interval.
         low: Smallest coverage allowed.
         high: Largest; 1.0 for quantities with one-sided bounds or brackets, which hold every time, and whose standard
             errors may then be too large.
@@ -48,7 +48,7 @@ def check_estimator(
         The coverage, 1.0 for exact estimates.
 
     Raises:
-        AssertionError: Naming the first thing that does not hold, with its size.
+        AssertionError: Names the first check that fails, with the size of the error.
 
     Example:
         >>> from ritz.operators import DenseOperator

@@ -14,20 +14,20 @@ _RTOL = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def check_operator(operator: Operator, *, seed: int = 0, rtol: float | None = None) -> None:
-    """Hold an operator to its contract: one real symmetric matrix, the same however it is asked.
+    """Check the contract of an operator: one real symmetric matrix, the same in every form.
 
-    Looked at: shape, dtype and device of products; linearity; symmetry, u'Av = v'Au; A @ V against its columns one by
+    Checked are: shape, dtype and device of products; linearity; symmetry, u'Av = v'Au; A @ V against its columns one by
     one; two products of the same vectors; that products carry no graph and draw from no global generator; probes keyed
     by seed and index; the algebra 2 A + 0.1; the SciPy form; and, where the matrix is small enough to be formed, its
     symmetry, its blocks against sub-matrices, and its smallest eigenvalue where it is positive by construction.
 
     Args:
-        operator: What is checked.
-        seed: Of the vectors it is checked with.
+        operator: The operator to check.
+        seed: Seed of the test vectors.
         rtol: Largest relative error; by default 1e-9 in float64 and 1e-3 below. Give more for central differences.
 
     Raises:
-        AssertionError: Naming the first thing that does not hold, with its size.
+        AssertionError: Names the first check that fails, with the size of the error.
 
     Example:
         >>> from ritz.operators import DenseOperator, FunctionOperator

@@ -10,7 +10,7 @@ from .trial import Make, NonFinite, Trial, restored_settings
 
 @dataclass(frozen=True)
 class OptimizerReport:
-    """What an optimiser was held to.
+    """The checks of an optimiser.
 
     Attributes:
         name: Its class.
@@ -42,7 +42,7 @@ def check_optimizer(
     nonfinite: NonFinite = "skip",
     rtol: float = 1e-6,
 ) -> OptimizerReport:
-    """Hold an optimiser to the conventions of torch.optim, on small networks on the CPU, in float64.
+    """Check that an optimiser follows the conventions of torch.optim, on small networks on the CPU, in float64.
 
     The networks have 4 inputs and 3 outputs, which go to a mean cross-entropy; batches have 8 samples. `CHECKS` holds
     the checks by name; the docstring of each says what is asked. An optimiser must be able to step without a closure.
@@ -58,7 +58,7 @@ def check_optimizer(
         What was checked, and what was left out for which reason.
 
     Raises:
-        AssertionError: Naming the first check that does not hold, and why.
+        AssertionError: Names the first check that fails, and why.
 
     Example:
         >>> def sgd(model):

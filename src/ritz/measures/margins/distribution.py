@@ -97,9 +97,9 @@ class MarginDistribution(Result):
     """The margins of all items, and what describes their distribution (seed 003, figure 4c).
 
     Attributes:
-        name: Of what is on the axis.
+        name: Name of what is on the axis.
         values: The margins, (n,).
-        weight: Of each item, (n,).
+        weight: Weight of each item, (n,).
         correct: Whether its prediction is right, (n,) bool.
         convention: Which margins, over what.
 

@@ -45,7 +45,7 @@ class LayerMargins(Result):
     Attributes:
         layers: Their names, "input" first; a layer called again has a number.
         values: The margins, signed, (layers, n); infinite where the outputs do not depend on the layer at all.
-        weight: Of each item, (n,).
+        weight: Weight of each item, (n,).
         correct: Whether its prediction is right, (n,) bool.
         spread: What the margins of each layer were divided by, (layers,).
         convention: Which distance, divided by what.

@@ -35,7 +35,7 @@ def sample_margins(outputs: Outputs, *, which: Which = "output", absolute: bool 
     """The margin of every item, (n,).
 
     Args:
-        outputs: Of `ritz.measures.outputs`.
+        outputs: Outputs of `ritz.measures.outputs`.
         which: "output" (differences of logits) or "softmax" (of probabilities).
         absolute: The size of the margin, as in seed 003, section 2; a wrong prediction then looks like a right one.
 
@@ -69,7 +69,7 @@ def sample_aceht(outputs: Outputs, *, bias: bool = True) -> Tensor:
     A network with one logit has half of it, as its own Hessian has.
 
     Args:
-        outputs: Of `ritz.measures.outputs`.
+        outputs: Outputs of `ritz.measures.outputs`.
         bias: Whether the affine network has one, which is the 1 beside ||x||^2.
 
     Raises:

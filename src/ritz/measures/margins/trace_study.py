@@ -39,7 +39,7 @@ class MarginStudy(Result):
         bound: Against the margin bound (figure 3b).
         margin: Against the signed output margin (figure 4a); flat where it is large, so negative.
         traces: The Hessian traces themselves, (n,), with their error where they were probed.
-        seed: Of the draw of samples, the probes and the tests.
+        seed: Seed of the draw of samples, the probes and the tests.
         convention: Which samples.
 
     Example:
@@ -100,7 +100,7 @@ def margin_study(
     Args:
         risk: A classifier with floating inputs and one label per sample.
         num_samples: Drawn at random without replacement, all of them where there are no more.
-        seed: Of the draw, the probes and the tests.
+        seed: Seed of the draw, the probes and the tests.
         method: "exact", "probes" or "auto"; see `ritz.sample_traces`.
         num_probes: Where the traces are not exact.
         progress: Called with (batches done, 0) while traces are taken, which is what takes time.

@@ -38,9 +38,9 @@ class LayerSpectrum(Result):
     """The spectrum of one weight matrix.
 
     Attributes:
-        name: Of the weight.
+        name: Name of the weight.
         shape: (out, rest) of the matrix W.
-        eigenvalues: Of W'W, the min(shape) largest, ascending, float64.
+        eigenvalues: Eigenvalues of W'W, the min(shape) largest, ascending, float64.
         tail: The power law of the largest, or None.
         bulk: The law of noise that fits most of them, or None.
         note: Why there is no tail or no bulk; empty where there are both.

@@ -81,7 +81,7 @@ class Bulk:
     """The law of Marchenko and Pastur that fits the bulk of the eigenvalues of W'W.
 
     Attributes:
-        variance: Of the entries of W, were they noise.
+        variance: Variance of the entries of W, if they were noise.
         edge: lambda_+ = variance (sqrt(rows) + sqrt(columns))^2, of the rows and columns that are left to noise.
         threshold: What the largest of noise stays below with probability 99 %.
         num_spikes: Eigenvalues above it.
@@ -104,7 +104,7 @@ def fit_bulk(eigenvalues: Tensor, shape: tuple[int, int]) -> Bulk:
 
     Args:
         eigenvalues: The min(shape) eigenvalues of W'W or WW', zeros included.
-        shape: Of W.
+        shape: Shape of W.
 
     Raises:
         ValueError: If there are not min(shape) eigenvalues.

@@ -95,7 +95,7 @@ def spectral_norms(
         risk: The solution.
         convolutions: "operator", or "matrix" for the norm of the reshaped kernel in its place, as many papers have it.
         tol: Residual allowed in ||A||^2, relative; it is the bracket.
-        seed: Of the start vectors.
+        seed: Seed of the start vectors.
         progress: Called as progress(layers done, layers).
 
     Raises:

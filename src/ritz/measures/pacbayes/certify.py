@@ -53,7 +53,7 @@ def certificate(
         num_draws: M, each one pass over the data. At 100 draws an error of 0 already counts as 0.05.
         prior_scale: c, see `best_prior`.
         prior_precision: b.
-        seed: Of the draws.
+        seed: Seed of the draws.
         progress: Called with (draws done, draws at most).
 
     Raises:

@@ -40,7 +40,7 @@ def metric_a(
         weight_norm: |w|, not squared.
         dim: P.
         convention: "table" or "eq7".
-        fields: Of the `Estimate`, to replace its own.
+        fields: Fields of the `Estimate`, to replace its own.
 
     Example:
         >>> trace = Estimate(name="trace", value=181.0, stderr=5.0)
@@ -80,7 +80,7 @@ def kl_eq6(spectrum: Spectrum, weight_norm: float, sigma: float = 1.0, *, shift:
     for H = h I, w = 0, sigma = 1 and any h < 1: P (h - 1 + log h) / 2. See `laplace_kl`.
 
     Args:
-        spectrum: Of H.
+        spectrum: Spectrum of H.
         weight_norm: |w|, not squared.
         sigma: Standard deviation of the prior.
         shift: Added to H in the logarithm: a network's H is singular, and log|H| is -infinity.
@@ -104,7 +104,7 @@ def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shi
     The expectation itself, sampled, is -N times `expected_loss`.
 
     Args:
-        spectrum: Of H.
+        spectrum: Spectrum of H.
         loss: L, the mean of -log p over the items.
         num_samples: N.
         shift: See `kl_eq6`.
@@ -132,7 +132,7 @@ def metric_g_eq9(
     its symbols are damaged in print.
 
     Args:
-        spectrum: Of H.
+        spectrum: Spectrum of H.
         loss: L, the mean of -log p over the items.
         weight_norm: |w|, not squared.
         num_samples: N.
@@ -190,7 +190,7 @@ def laplace_kl(spectrum: Spectrum, weight_norm: float, num_samples: int, sigma: 
     takes is no trouble: how far round-off may move the sum is part of the bracket.
 
     Args:
-        spectrum: Of a positive matrix, the GGN.
+        spectrum: Spectrum of a positive matrix, the GGN.
         weight_norm: |w|, not squared.
         num_samples: N, the items that the loss is a mean of.
         sigma: Standard deviation of the prior.
@@ -225,7 +225,7 @@ def laplace_evidence(
     likelihood: with nn.MSELoss and D outputs that of noise of variance D/2, short of its constant -(N D / 2) log(pi D).
 
     Args:
-        spectrum: Of a positive matrix, the GGN.
+        spectrum: Spectrum of a positive matrix, the GGN.
         loss: L, the mean of -log p over the items.
         weight_norm: |w|, not squared.
         num_samples: N, the items that the loss is a mean of.

@@ -39,7 +39,7 @@ def minibatch_metric(
     Args:
         risk: The solution; its data is sampled without replacement.
         batch_size: Samples; all of them where there are fewer.
-        seed: Of the batch and of the signs.
+        seed: Seed of the batch and of the signs.
         convention: See `metric_a`.
 
     Raises:

@@ -122,7 +122,7 @@ def expected_loss(
         risk: The solution.
         posterior: A `Posterior`, or the sigma of N(w, sigma^2 I).
         num_draws: Even; each is one pass over the data.
-        seed: Of the draws.
+        seed: Seed of the draws.
         progress: Called with (draws done, draws).
 
     Raises:
@@ -212,7 +212,7 @@ def sigma_search(
             measures; unchanged by a rescaling of layers.
         num_draws: At each sigma, each one pass over the data.
         num_steps: Most bisections; fewer once the bracket is within 0.1 %.
-        seed: Of the draws.
+        seed: Seed of the draws.
         progress: Called with (passes done, passes expected).
 
     Warns:

@@ -26,7 +26,7 @@ ROWS = (
         key="aceht", formula="mean_i (||x_i||^2 + 1) (1 - sum_j S_ij^2)", convention="x the input as the model gets it",
         source="seed 003, proposition 3.1", family="margins", cost="forward", standard=True,
         compute=lambda s: margins.aceht(s.outputs), unchanged=SAME_FUNCTION,
-        reading="the trace if the network were affine; 0 where it is sure, right or wrong",
+        reading="the trace if the network were affine; 0 for confident predictions, right or wrong",
     ),
     Measure(
         key="margin_bound", formula="mean_i (||x_i||^2 + 1) (1 - gamma_i^2)", convention="gamma the softmax margin",
@@ -42,7 +42,7 @@ ROWS = (
     Measure(
         key="margin_min", formula="min_i (f_y - max_{j != y} f_j)", convention="signed, outputs",
         source="seed 003, section 4.2", family="margins", cost="forward", better="higher", unchanged=SAME_FUNCTION,
-        compute=lambda s: margins.margin_min(s.outputs), reading="one sample decides it; positive if all are right",
+        compute=lambda s: margins.margin_min(s.outputs), reading="depends on one sample; positive if all are right",
     ),
     Measure(
         key="softmax_margin_median", formula="median_i (S_y - max_{j != y} S_j)", convention="signed, softmax",
@@ -70,16 +70,16 @@ ROWS = (
     Measure(
         key="confidence", formula="mean_i max_j S_ij", convention="training data", source="seed 003, section 3.1",
         family="margins", cost="forward", better=None, compute=lambda s: margins.mean_confidence(s.outputs),
-        unchanged=SAME_FUNCTION, reading="how sure the network is, right or wrong",
+        unchanged=SAME_FUNCTION, reading="confidence of the network, right or wrong",
     ),
     Measure(
         key="entropy", formula="mean_i -sum_j S_ij log S_ij", convention="training data, nats",
         source="Pereyra et al. 2017", family="margins", cost="forward", better=None, unchanged=SAME_FUNCTION,
-        compute=lambda s: margins.mean_entropy(s.outputs), reading="0 for a network that is sure of everything",
+        compute=lambda s: margins.mean_entropy(s.outputs), reading="0 for a network that is fully confident",
     ),
     Measure(
         key="calibration_error", formula="sum_b |accuracy - confidence| n_b / N", convention="training data, 15 bins",
         source="Guo et al. 2017", family="margins", cost="forward", unchanged=SAME_FUNCTION,
-        compute=lambda s: margins.calibration_error(s.outputs), reading="0 when confidence is as good as it says",
+        compute=lambda s: margins.calibration_error(s.outputs), reading="0 if confidence equals accuracy",
     ),
 )  # fmt: skip

@@ -31,7 +31,7 @@ ROWS = (
     Measure(
         key="weight_max", formula="max_i |w_i|", convention="largest entry", source="code of seed 002's authors",
         family="norms", cost="weights", compute=lambda s: norms.weight_norm(s.risk, math.inf),
-        reading="one large weight decides it",
+        reading="depends on one large weight",
     ),
     Measure(
         key="log_spectral_product", formula="sum_l log ||A_l||^2", convention="A_l the layer as a linear map",
@@ -53,7 +53,7 @@ ROWS = (
     Measure(
         key="path_norm", formula="sqrt(sum over paths of prod w^2)", convention="squared weights, biases too",
         source="Neyshabur et al. 2015", family="norms", cost="weights", compute=lambda s: norms.path_norm(s.risk),
-        unchanged=SAME_FUNCTION, reading="a norm of the function's paths, blind to where a factor sits",
+        unchanged=SAME_FUNCTION, reading="a norm of the function's paths, invariant to the position of a factor",
     ),
     Measure(
         key="layer_alpha", formula="exponent of the tail of eig(W'W)",

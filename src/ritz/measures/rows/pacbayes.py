@@ -28,7 +28,7 @@ ROWS = (
     Measure(
         key="metric_a_eq7", formula="Tr H + ||w||^2 / 2", convention="as equation 7 has it: squared",
         source="seed 002, equation 7", family="PAC-Bayes", cost="Hessian", standard=True,
-        compute=lambda s: _metric_a(s, "eq7"), reading="bounds the KL of the paper up to constants; moves with scale",
+        compute=lambda s: _metric_a(s, "eq7"), reading="bounds the KL of the paper up to constants; changes with scale",
     ),
     Measure(
         key="metric_a_minibatch", formula="||w|| / 2 + Tr H_b / P", convention="one batch of 128; error over samples",
@@ -63,7 +63,7 @@ ROWS = (
         source="MacKay 1992; corrects seed 002, equation 6",
         family="PAC-Bayes", cost="GGN",
         compute=lambda s: pacbayes.laplace_kl(s.ggn_spectrum, s.weight_norm, s.num_items, s.settings.sigma),
-        reading="what the data has moved the posterior from the prior, in nats",
+        reading="how far the data moved the posterior from the prior, in nats",
     ),
     Measure(
         key="laplace_evidence", formula="-N L - ||w||^2 / (2 sigma^2) - sum log(1 + c l_i) / 2",
@@ -84,7 +84,7 @@ ROWS = (
         key="sigma", formula="largest sigma with E accuracy(w + sigma u) >= accuracy - 0.1",
         convention="isotropic noise",
         source="Jiang et al. 2020", family="PAC-Bayes", cost="search", gradients=80.0, better="higher", compute=_sigma,
-        reading="how much noise the predictions stand",
+        reading="how much noise the predictions tolerate",
     ),
     Measure(
         key="sigma_adaptive", formula="the same with noise sigma |w_i|", convention="relative noise",

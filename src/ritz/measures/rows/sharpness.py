@@ -64,13 +64,13 @@ ROWS = (
     Measure(
         key="trace", formula="Tr H", convention="sum of eigenvalues, not divided by P", source="seed 000, section 1",
         family="sharpness", cost="Hessian", compute=lambda s: s.spectrum.trace, standard=True,
-        reading="small is called flat; moves with every rescaling",
+        reading="small is called flat; changes with every rescaling",
     ),
     Measure(
         key="trace_per_param", formula="Tr H / P", convention="the mean eigenvalue", source="seed 000, appendix C",
         family="sharpness", cost="Hessian", standard=True,
         compute=lambda s: _per_parameter(s, s.spectrum.trace, "trace per parameter"),
-        reading="what the columns 'Tr H' of seeds 000 and 002 hold; compare only at equal P",
+        reading="the columns 'Tr H' of seeds 000 and 002; compare only at equal P",
     ),
     Measure(
         key="frobenius_norm", formula="||H||_F", convention="not squared", source="seed 000, section 1",
@@ -86,7 +86,7 @@ ROWS = (
         key="moment2_per_param", formula="Tr H^2 / P", convention="squared norm, divided by P",
         source="seed 002, tables 1 to 6", family="sharpness", cost="Hessian", standard=True,
         compute=lambda s: _per_parameter(s, s.spectrum.moment(2), "second moment per parameter"),
-        reading="what the columns 'Tr H^2' and 'Frobenius norm' of the seeds hold",
+        reading="the columns 'Tr H^2' and 'Frobenius norm' of the seeds",
     ),
     Measure(
         key="spectral_norm", formula="max |lambda|", convention="of H, either sign", source="seed 000, section 1",
@@ -152,14 +152,14 @@ ROWS = (
     Measure(
         key="ggn_lambda_max", formula="lambda_1(G)", convention="largest eigenvalue of G",
         source="that of H in seed 000", family="sharpness", cost="GGN", compute=lambda s: s.ggn_spectrum.lambda_max,
-        reading="the part of lambda_1 that the outputs make",
+        reading="the part of lambda_1 due to the outputs",
     ),
     Measure(
         key="soft_rank", formula="Tr G (G + I / (N sigma^2))^-1",
         convention="effective dimension of the Laplace posterior",
         source="Maddox et al. 2020", family="sharpness", cost="GGN",
         compute=lambda s: s.ggn_spectrum.soft_rank(prior_shift(s)),
-        reading="how many directions the data has fixed against the prior",
+        reading="how many directions the data determine against the prior",
     ),
     Measure(
         key="shifted_logdet", formula="log det(G + I / (N sigma^2))", convention="natural logarithm",
@@ -199,7 +199,7 @@ ROWS = (
     Measure(
         key="worst_case_l2", formula="max_{||d|| <= rho} L(w + d) - L(w)", convention=f"rho = {RHO}",
         source="Foret et al. 2021", family="sharpness", cost="search", gradients=49.0,
-        compute=lambda s: _worst(s, RHO), reading="what SAM minimises, searched with 20 steps",
+        compute=lambda s: _worst(s, RHO), reading="the quantity that SAM minimises, searched with 20 steps",
     ),
     Measure(
         key="worst_case_linf", formula="max_{|d_i| <= rho} L(w + d) - L(w)", convention=f"rho = {RHO_MAX}",
@@ -211,13 +211,14 @@ ROWS = (
         source="Foret et al. 2021",
         convention=f"rho = {RHO}, batches of {M}, one step", family="sharpness", cost="search", gradients=2.0,
         compute=lambda s: _worst(s, RHO, steps=1, batch_size=min(M, s.risk.num_samples)),
-        reading="sharpness as a training batch sees it; grows as the batch shrinks",
+        reading="sharpness for a training batch; grows as the batch shrinks",
     ),
     Measure(
         key="worst_case_adaptive", formula="max_{||d / |w| || <= rho} L(w + d) - L(w)",
         convention=f"rho = {ADAPTIVE_RHO}, l2",
         source="Kwon et al. 2021", family="sharpness", cost="search", gradients=49.0, unchanged=SAME_FUNCTION,
-        compute=lambda s: _worst(s, ADAPTIVE_RHO, adaptive=True), reading="relative to each weight: blind to rescaling",
+        compute=lambda s: _worst(s, ADAPTIVE_RHO, adaptive=True),
+        reading="relative to each weight: invariant to rescaling",
     ),
     Measure(
         key="worst_case_adaptive_linf", formula="max_{|d_i| <= rho |w_i|} L(w + d) - L(w)",
@@ -229,7 +230,7 @@ ROWS = (
         key="normalised_sharpness", formula="the adaptive worst case with f / ||f|| for f",
         source="Andriushchenko et al. 2023",
         convention=f"rho = {ADAPTIVE_RHO}, l2; logits centred and of norm 1", family="sharpness", cost="search",
-        gradients=49.0, unchanged=EVERY, compute=_normalised, reading="blind to the scale of the outputs too",
+        gradients=49.0, unchanged=EVERY, compute=_normalised, reading="invariant to the scale of the outputs, too",
     ),
     Measure(
         key="average_case", formula="E L(w + d) - L(w), d_i ~ N(0, rho^2)",

@@ -117,7 +117,7 @@ def top_log_product(
     Args:
         source: The matrix, or its largest eigenpairs.
         k: How many; fewer where the matrix is smaller.
-        seed: Of the search for the pairs.
+        seed: Seed of the search for the pairs.
         progress: Called as progress(products done, most products).
 
     Raises:
@@ -177,7 +177,7 @@ def layer_spectral_norms(
         operator: The matrix.
         tol: Residual allowed, relative to the norm of the block.
         max_products: Most products to spend on each block; see `top_eigenpairs`.
-        seed: Of the searches.
+        seed: Seed of the searches.
         progress: Called as progress(blocks done, blocks in all).
         checkpoint: A folder, or a `ritz.Checkpoint`, in which the search of each block keeps its state.
 
@@ -240,7 +240,7 @@ def relative_flatness(
         layer: Name of a module or of its weight; None takes the last nn.Linear with a chosen weight, in the order of
             `named_modules`.
         num_probes: Products to spend; exact by as many products as the layer has weights, where these are no more.
-        seed: Of the probes.
+        seed: Seed of the probes.
         checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept.
 
     Example:

@@ -3,9 +3,10 @@
     worst case     max_{d in C} L(w + d) - L(w)        C a box (Keskar et al. 2017) or a ball (Foret et al. 2021)
     average case   E_d L(w + d) - L(w)
 
-The value of a worst case is the largest rise that was met. That is a lower bound of the maximum, so its bracket has no
-upper end. Passes over the data are counted as products. 16-bit risks are taken in float32: rounded to 8 or 11 bits, a
-weight does not move by a thousandth of itself, nor does the loss. What curvature says without moving is in `curvature`.
+The value of a worst case is the largest rise found. This is a lower bound of the maximum, so its bracket has no upper
+end. Passes over the data are counted as products. 16-bit risks are computed in float32: rounded to 8 or 11 bits, a
+weight cannot move by a thousandth of itself, nor can the loss. Measures from curvature, without moving the weights, are
+in `curvature`.
 """
 
 import math
@@ -39,9 +40,9 @@ def epsilon_sharpness(
 
         phi = [max_{y in C} L(w + A y) - L(w)] / (1 + L(w)),     C: |y_i| <= epsilon (|(A^+ w)_i| + 1)
 
-    The paper prints 100 phi; this is the plain ratio. The maximum is searched by L-BFGS-B with exact gradients, from
-    y = 0 and from random points, because at a minimum of the loss y = 0 is a stationary point. The largest loss ever
-    met counts: a lower bound of the maximum.
+    The paper prints 100 phi; this is the plain ratio. The maximum is searched by L-BFGS-B with exact gradients, from y
+    = 0 and from random points, because at a minimum of the loss y = 0 is a stationary point. The value uses the largest
+    loss found, which is a lower bound of the maximum.
 
     Args:
         risk: The risk.
@@ -49,9 +50,9 @@ def epsilon_sharpness(
         subspace: None for A = I, the whole space. A number p for a random matrix A of p columns (100 in the paper)
             with standard normal entries, neither orthogonal nor normalised, so that |A y| grows with sqrt(P p); it is
             held in memory, p times the weights.
-        iterations: Of L-BFGS-B from each start; 10 in the paper.
+        iterations: Number of iterations of L-BFGS-B from each start; 10 in the paper.
         num_starts: The first is w, the others are random points of the inner half of the box.
-        seed: Of A and of the random starts.
+        seed: Seed of A and of the random starts.
         progress: Called as progress(iterations done, iterations at most).
 
     Example:
@@ -123,27 +124,27 @@ def worst_case_sharpness(
 ) -> Estimate:
     """The largest rise of the loss in a ball around the weights, max_{|T^-1 d| <= rho} L(w + d) - L(w).
 
-    T = 1, or |w| + eta, parameter by parameter, if adaptive (ASAM, Kwon et al. 2021). Searched by projected ascent
-    along the normalised gradient, with momentum and a step that is halved where it no longer helps (APGD; Croce and
-    Hein 2020, Andriushchenko et al. 2023). d = 0 counts, so the value is never negative; it is a lower bound of the
-    maximum. One step is SAM's own (Foret et al. 2021), d = rho T^2 g / |T g| in l2: at a minimum, where g is noise, it
-    finds a small part of the rise that 20 steps find.
+    T = 1, or |w| + eta, parameter by parameter, if adaptive (ASAM, Kwon et al. 2021). The search is projected ascent
+    along the normalised gradient, with momentum and a step size that is halved when it no longer helps (APGD; Croce and
+    Hein 2020, Andriushchenko et al. 2023). d = 0 is included, so the value is never negative; it is a lower bound of
+    the maximum. One step is that of SAM (Foret et al. 2021), d = rho T^2 g / |T g| in l2: at a minimum, where g is
+    noise, it finds a small part of the rise that 20 steps find.
 
     Args:
         risk: The risk.
         rho: Radius.
         norm: "l2" or "linf".
         adaptive: Measure the distance relative to the weights. With eta = 0 this is invariant to the rescaling of
-            layers that leaves the function as it is (Dinh et al. 2017). T covers every chosen parameter, biases and
-            normalisation included, where peers differ; `risk.restrict("*weight")` leaves biases out.
-        eta: Of T; 0.01 in ASAM. With 0 a weight that is 0 does not move.
-        steps: Of the ascent: the first 3 from each start, the others from the best point that was met.
+            layers that leaves the function as it is (Dinh et al. 2017). T covers every chosen parameter, including
+            biases and normalisations, in which implementations differ; `risk.restrict("*weight")` leaves out biases.
+        eta: The eta of T; 0.01 in ASAM. With 0 a weight that is 0 does not move.
+        steps: Number of steps of the ascent: the first 3 from each start, the others from the best point that was met.
         num_starts: The first is w, the others are random points on the sphere or in the box, which matter at a minimum.
             With one step there is only the first.
-        batch_size: m, for m-sharpness: the mean over batches of m samples of the rise of each batch's own loss. None
-            takes the loss of all data.
-        num_batches: How many disjoint batches; None takes as many as there are.
-        seed: Of the batches and of the random starts.
+        batch_size: m, for m-sharpness: the mean, over batches of m samples, of the rise of each batch's own loss. None
+            uses the loss of all data.
+        num_batches: Number of disjoint batches; None uses all.
+        seed: Seed of the batches and of the random starts.
         progress: Called as progress(passes over a batch or the data done, in all).
 
     Example:
@@ -203,9 +204,10 @@ def average_case_sharpness(
         rho: Standard deviation, or half the width, of every coordinate.
         norm: "l2" or "linf".
         adaptive: Displacements relative to the weights.
-        eta: Of T.
-        num_draws: Of d; each is used with both signs, so that the gradient cancels. The error is over draws.
-        seed: Of the draws, which are common to all checkpoints of a network.
+        eta: The eta of T.
+        num_draws: Number of draws of d; each is used with both signs, so that the gradient cancels. The error is over
+            draws.
+        seed: Seed of the draws, which are common to all checkpoints of a network.
         progress: Called as progress(passes over the data done, in all).
 
     Example:
@@ -239,10 +241,10 @@ def average_case_sharpness(
 def logit_normalised(risk: Risk) -> Risk:
     """The same risk with its logits f replaced by (f - mean f) / |f - mean f| (Andriushchenko et al. 2023, their code).
 
-    Any measure can be taken of it; none then changes when the outputs are scaled or shifted. It is another loss, whose
-    values are not those of the network: logits of norm 1 are far from confident. Logits that are all equal stay 0. Two
-    logits become 1 / sqrt(2) and its negative, whatever they were: that loss has steps and no slope, and a search by
-    gradients finds a part of its rise at best.
+    Any measure can be computed for this risk, and none then changes when the outputs are scaled or shifted. It is a
+    different loss, whose values are not those of the network: logits of norm 1 are far from confident. Logits that are
+    all equal become 0. Two logits always become 1 / sqrt(2) and its negative: that loss has steps but no slope, and a
+    search by gradients finds at best a part of its rise.
 
     Raises:
         UnsupportedError: If the loss is not cross-entropy, or if there is only one class.

@@ -46,7 +46,7 @@ class Correlation(Result):
         smallest_p: The smallest p-value that these points could have given, in whatever order.
         n: Pairs of values that were used.
         missing: Pairs left out because one of the two is NaN.
-        seed: Of permutations and bootstrap.
+        seed: Seed of permutations and bootstrap.
         bootstrap: What resampled points gave; None for Pearson, and where there is no value.
         reason: Why there is no value, or by which convention there is one.
 
@@ -111,7 +111,7 @@ def pearson(x: Column, y: Column, *, resamples: int = 1999, seed: int = 0) -> Co
     Args:
         x, y: Equally many numbers; pairs with a NaN are left out and counted.
         resamples: Random orders for the p-value, where there are too many to look at all.
-        seed: Of the random orders.
+        seed: Seed of the random orders.
 
     Example:
         >>> round(pearson([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]).value, 6)
@@ -325,9 +325,9 @@ def margin_correlations(
         traces: The Hessian trace of each sample, as `ritz.sample_traces` gives it.
         bound: What is to stand for it, such as the affine trace (ACEHT) or the margin bound of each sample.
         correct: Whether each is classified correctly, (n,) bool.
-        num_neighbors: Of LocalOutlierFactor; see `without_outliers`.
+        num_neighbors: Setting of LocalOutlierFactor; see `without_outliers`.
         zero_if_none: Where there are no points of a kind, say r = 0 as the paper does; else NaN, "no points".
-        resamples, seed: Of the p-values and intervals.
+        resamples, seed: Settings of the p-values and intervals.
 
     Example:
         >>> bound = torch.tensor([1.0, 2.0, 3.0, 4.0])

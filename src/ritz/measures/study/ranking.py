@@ -76,7 +76,7 @@ class Study(Result, Mapping[str, StudyRow]):
         columns: The values of the measures and the target, (runs,) each, NaN where missing.
         errors: Their standard errors, NaN where not known.
         axes: The hyper-parameters of the runs.
-        level: Of verdicts and intervals.
+        level: Level of verdicts and intervals.
         left_out: Columns that are neither measure nor axis nor target, with the reason.
         notes: What to know before trusting it.
 
@@ -184,27 +184,27 @@ def study(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Study:
-    """Which measures foretell the gap, from a table of many runs.
+    """Shows which measures predict the gap, from a table of many runs.
 
-    A measure "predicts" where its tau is positive and its p-value, corrected for the number of measures, is below
-    1 - level; it is "against" where tau is negative. In both cases the granulated tau must have the same sign.
-    Otherwise "cannot tell", and the row says why.
+    A measure "predicts" if its tau is positive and its p-value, corrected for the number of measures, is below
+    1 - level; it is "against" if tau is negative. In both cases the granulated tau must have the same sign. Otherwise
+    the verdict is "cannot tell", and the row gives the reason.
 
     Args:
         table: A list of rows (mappings, results of `ritz.measure`), a dictionary of columns, a data frame, or the path
             of a CSV file. An empty or NaN cell is missing: that run is left out for that measure, and counted.
-        target: The column to foretell.
-        axes: The columns of hyper-parameters, by name or glob. If None, columns of text or truth values that repeat.
-        measures: The columns to judge, by name or glob. If None, all other columns of numbers, without gaps, test
-            values and seeds.
-        higher_is_better: Measures of which a larger value promises a smaller gap; they are turned. If None, those of
-            which `ritz.measures.MEASURES` says so, such as margins.
-        average: Take the mean over the repeats of each setting of `axes` first.
-        test_size, environments, min_effective: Of the sign-error; see `ritz.measures.sign_error`.
-        information: Also the conditional information; see `ritz.measures.conditional_information`.
-        level: Of intervals; 1 - level is what a corrected p-value must be below.
-        resamples, seed: Of the permutation tests and the bootstrap.
-        progress: Called with (measures done, all of them).
+        target: The column to predict.
+        axes: The columns of hyper-parameters, by name or glob. If None, columns of text or booleans that repeat.
+        measures: The columns to judge, by name or glob. If None, all other numeric columns, except gaps, test values
+            and seeds.
+        higher_is_better: Measures for which a larger value promises a smaller gap; their sign is flipped. If None,
+            those that `ritz.measures.MEASURES` marks so, such as margins.
+        average: Average over the repeats of each setting of `axes` first.
+        test_size, environments, min_effective: Settings of the sign-error; see `ritz.measures.sign_error`.
+        information: Also compute the conditional information; see `ritz.measures.conditional_information`.
+        level: Level of intervals; a corrected p-value must be below 1 - level.
+        resamples, seed: Settings of the permutation tests and the bootstrap.
+        progress: Called with (measures done, all measures).
 
     Example:
         >>> runs = [{"gap_loss": g, "trace": t} for g, t in [(0.1, 3.0), (0.2, 5.0), (0.3, 9.0)]]
