@@ -123,6 +123,19 @@ def test_sampled_terms_of_one_run_are_added_probe_by_probe():
     assert found.products == s.products
 
 
+def test_what_rough_products_leave_open_of_a_matrix_seen_in_full_is_left_open():
+    """Eigenvalues each moved up, and each moved down, by what the products may be off."""
+    values, off = torch.tensor([5.0, 2.0, 1.0]), 0.01
+    s = replace(ritz.spectrum(rotated(values, positive=True)), rounding=off, trace_rounding=3 * off)
+    found = kl_eq6(s, 1.0, shift=0.1)
+    assert found.exact
+    low, high = found.interval()
+    for moved in (values - off, values + off):
+        assert low <= float(moved.sum() + 1 + (moved + 0.1).log().sum()) / 2 <= high
+    ends = zip(s.trace.bracket, s.logdet(0.1).bracket, strict=True)
+    assert found.bracket == pytest.approx([(trace + 1 + log) / 2 for trace, log in ends])
+
+
 def test_equation_6_covers():
     value = (float(POSITIVE.sum()) + 4) / 2 + float((POSITIVE + 0.05).log().sum()) / 2
     hits = [

@@ -161,18 +161,17 @@ def _combined(
     """offset + sum of scale * estimate, probe by probe: estimates of one run err together."""
     moved = [affine(estimate, scale) for scale, estimate in terms]
     value = offset + sum(float(e.value) for e in moved)
-    about = spectrum._cost(text)
-    if all(e.exact for e in moved):
-        return Estimate(name=name, value=value, exact=True, **about)
-    samples = offset + torch.stack([_samples(e) for e in moved]).sum(0)
     ends = [e.bracket or (e.value, e.value) for e in moved]
     low, high = (offset + sum(float(pair[side]) for pair in ends) for side in (0, 1))
+    about = {"bracket": (low, high) if any(e.bracket for e in moved) else None, **spectrum._cost(text)}
+    if spectrum.tail is None:
+        return Estimate(name=name, value=value, exact=True, **about)
+    each = [torch.as_tensor(e.samples).double() for e in moved]
+    samples = offset + torch.stack(each).sum(0)
     # the error of a bracketed estimate is that of the wider of its ends, which its samples do not show
-    beyond = sum(float(e.stderr) - _spread(_samples(e)) for e in moved)
-    return Estimate(
-        name=name, value=value, stderr=_spread(samples) + beyond, bracket=(low, high), samples=samples,
-        rule=StudentT(len(samples) - 1), **about,
-    )  # fmt: skip
+    beyond = sum(float(e.stderr) - _spread(own) for e, own in zip(moved, each, strict=True))
+    stderr, rule = _spread(samples) + beyond, StudentT(len(samples) - 1)
+    return Estimate(name=name, value=value, stderr=stderr, samples=samples, rule=rule, **about)
 
 
 # -------------------------------------------------------------------------------------------- Laplace
@@ -328,15 +327,8 @@ def _total(
 # --------------------------------------------------------------------------------------------- within
 
 
-def _samples(estimate: Estimate) -> Tensor:
-    """What each probe gave; of an exact estimate, its value."""
-    return torch.as_tensor(estimate.value if estimate.samples is None else estimate.samples).double()
-
-
 def _spread(samples: Tensor) -> float:
-    """Standard error of the mean; NaN for one probe, 0 for an exact value."""
-    if samples.ndim == 0:
-        return 0.0
+    """Standard error of the mean; NaN for one probe."""
     return float(samples.std() / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
 
 
