@@ -123,6 +123,31 @@ def test_sampled_terms_of_one_run_are_added_probe_by_probe():
     assert found.products == s.products
 
 
+def test_what_rough_products_leave_open_of_a_matrix_seen_in_full_is_left_open():
+    """Eigenvalues each moved up, and each moved down, by what the products may be off."""
+    values, off = torch.tensor([5.0, 2.0, 1.0]), 0.01
+    s = replace(ritz.spectrum(rotated(values, positive=True)), rounding=off, trace_rounding=3 * off)
+    found = kl_eq6(s, 1.0, shift=0.1)
+    assert found.exact
+    low, high = found.interval()
+    for moved in (values - off, values + off):
+        assert low <= float(moved.sum() + 1 + (moved + 0.1).log().sum()) / 2 <= high
+    ends = zip(s.trace.bracket, s.logdet(0.1).bracket, strict=True)
+    assert found.bracket == pytest.approx([(trace + 1 + log) / 2 for trace, log in ends])
+
+
+@pytest.mark.parametrize("spectrum", [ritz.spectrum, lambda H: ritz.spectrum(H, 20, 8)])
+def test_what_rough_products_leave_open_is_left_open_by_laplace(spectrum):
+    """A run that saw 1.02 H, where products may be off by as much, tells what H has."""
+    found, truth = spectrum(operator("positive") * 1.02), spectrum(operator("positive"))
+    off = 0.02 * float(POSITIVE.norm())
+    rough = replace(found, rounding=off, trace_rounding=off)
+    for measured in (lambda s: laplace_kl(s, 1.0, 100), lambda s: laplace_evidence(s, 0.5, 1.0, 100)):
+        low, high = measured(rough).bracket
+        assert low <= measured(truth).value <= high
+        assert not measured(found).bracket[0] <= measured(truth).value <= measured(found).bracket[1]
+
+
 def test_equation_6_covers():
     value = (float(POSITIVE.sum()) + 4) / 2 + float((POSITIVE + 0.05).log().sum()) / 2
     hits = [

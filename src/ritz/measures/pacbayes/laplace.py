@@ -161,18 +161,17 @@ def _combined(
     """offset + sum of scale * estimate, probe by probe: estimates of one run err together."""
     moved = [affine(estimate, scale) for scale, estimate in terms]
     value = offset + sum(float(e.value) for e in moved)
-    about = spectrum._cost(text)
-    if all(e.exact for e in moved):
-        return Estimate(name=name, value=value, exact=True, **about)
-    samples = offset + torch.stack([_samples(e) for e in moved]).sum(0)
     ends = [e.bracket or (e.value, e.value) for e in moved]
     low, high = (offset + sum(float(pair[side]) for pair in ends) for side in (0, 1))
+    about = {"bracket": (low, high) if any(e.bracket for e in moved) else None, **spectrum._cost(text)}
+    if spectrum.tail is None:
+        return Estimate(name=name, value=value, exact=True, **about)
+    each = [torch.as_tensor(e.samples).double() for e in moved]
+    samples = offset + torch.stack(each).sum(0)
     # the error of a bracketed estimate is that of the wider of its ends, which its samples do not show
-    beyond = sum(float(e.stderr) - _spread(_samples(e)) for e in moved)
-    return Estimate(
-        name=name, value=value, stderr=_spread(samples) + beyond, bracket=(low, high), samples=samples,
-        rule=StudentT(len(samples) - 1), **about,
-    )  # fmt: skip
+    beyond = sum(float(e.stderr) - _spread(own) for e, own in zip(moved, each, strict=True))
+    stderr, rule = _spread(samples) + beyond, StudentT(len(samples) - 1)
+    return Estimate(name=name, value=value, stderr=stderr, samples=samples, rule=rule, **about)
 
 
 # -------------------------------------------------------------------------------------------- Laplace
@@ -282,7 +281,8 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
         return f(t.clamp(min=0) + noise) - f(t)
 
     head = f(spectrum.head).sum()
-    down, up = head - fall(spectrum.head).sum(), head + rise(spectrum.head).sum()
+    moved = scale * (0.25 if less_rank else 1.0) * spectrum._moved.nuclear_error  # the largest slope of f is c, or c / 4
+    down, up = head - fall(spectrum.head).sum() - moved, head + rise(spectrum.head).sum() + moved
     if spectrum.tail is None:
         return _Sum(head[None], down[None], up[None], f(spectrum.head).square().sum()[None])
     gauss, radau = spectrum.tail.gauss(), spectrum.tail.radau(min(0.0, float(spectrum.lambda_min.value)))
@@ -328,15 +328,8 @@ def _total(
 # --------------------------------------------------------------------------------------------- within
 
 
-def _samples(estimate: Estimate) -> Tensor:
-    """What each probe gave; of an exact estimate, its value."""
-    return torch.as_tensor(estimate.value if estimate.samples is None else estimate.samples).double()
-
-
 def _spread(samples: Tensor) -> float:
-    """Standard error of the mean; NaN for one probe, 0 for an exact value."""
-    if samples.ndim == 0:
-        return 0.0
+    """Standard error of the mean; NaN for one probe."""
     return float(samples.std() / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
 
 

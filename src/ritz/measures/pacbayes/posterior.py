@@ -286,8 +286,6 @@ class _Curve:
 
     def bracket(self, target: float, start: float) -> tuple[float, float]:
         """Two neighbours in a geometric row, accurate enough at the lower one; 0 or infinity where there is none."""
-        if target <= 0:  # any noise will do
-            return 0.0, math.inf
         low, high, sigma = 0.0, math.inf, start
         for _ in range(_REACH):
             if self(sigma) >= target:
@@ -332,10 +330,8 @@ def _verdict(low: float, high: float, drop: float) -> str:
         return f"bracket within {high / low - 1:.1g}"
     if high < math.inf:
         stop = f"no sigma found: accuracy falls by more than {drop:g} already at sigma = {high:.3g}"
-    elif low:
-        stop = f"no sigma found: accuracy does not fall by {drop:g} up to sigma = {low:.3g}"
     else:
-        stop = f"no sigma found: accuracy itself is no more than {drop:g}"
+        stop = f"no sigma found: accuracy does not fall by {drop:g} up to sigma = {low:.3g}"
     warnings.warn(f"{stop}; take another drop", NumericalWarning, stacklevel=callers_level())
     return stop
 
