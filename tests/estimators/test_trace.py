@@ -1,5 +1,7 @@
 """Trace, Frobenius norm, diagonal and log-determinant, each by itself."""
 
+import math
+
 import pytest
 import torch
 from matrices import DIM, FLAT, OUTLIERS, POSITIVE, SPECTRA, operator, rotated
@@ -369,3 +371,17 @@ def test_what_is_wrong_with_a_risk_is_named_before_an_exact_trace_looks_at_it():
     for ask in (lambda: ritz.trace(ritz.Hessian(risk)), lambda: ritz.diagonal(ritz.GGN(risk))):
         with pytest.raises(ValueError, match=r"not half of it.*nodes and edges of several graphs, use mode='train'"):
             ask()
+
+
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
+def test_the_trace_and_the_diagonal_of_a_positive_matrix_are_not_below_zero(method):
+    """Of few probes an interval that knows no better goes far below."""
+    values = torch.cat([torch.tensor([100.0, 50.0, 40.0, 30.0, 20.0]), torch.full((DIM - 5,), 0.01)])
+    for positive, least in ((True, 0.0), (False, -math.inf)):
+        A = rotated(values, positive=positive)
+        found = [ritz.trace(A, method, 6, seed) for seed in range(20)]
+        found += [part for e in found for part in e.parts.values()]
+        if method != "xtrace":
+            found += [ritz.diagonal(A, 6, seed, method=method) for seed in range(3)]
+        ends = [float(torch.as_tensor(e.interval(0.999)[0]).min()) for e in found]
+        assert min(ends) == 0.0 if positive else least < min(ends) < 0.0

@@ -9,8 +9,9 @@ from torch import Tensor
 
 import ritz
 from ritz import rmt
-from ritz.intervals import ChiSquare, StudentT
+from ritz.intervals import Affine, ChiSquare, CountedChiSquare, Hull, MatchedT, StudentT
 from ritz.results import from_samples
+from ritz.rmt.edges import degrees
 
 DRAWS = 60
 DIM = 300
@@ -255,3 +256,10 @@ def test_a_spike_that_is_not_finite_is_refused(nu):
 def test_bad_levels_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_degrees_of_freedom_are_those_of_the_rule_that_has_fewest():
+    """A level whose interval is the wider of two is not one that is known."""
+    assert degrees(Hull((StudentT(7), ChiSquare(20.0)))) == 7
+    assert degrees(Affine(Hull((MatchedT(12.0, 1.0), CountedChiSquare(0.1, seen=9.0, least=4.0))), 2.0)) == 9
+    assert degrees(Hull((MatchedT(12.0, 1.0), CountedChiSquare(0.1, seen=1.0, least=4.0)))) == 4

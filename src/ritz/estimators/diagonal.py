@@ -17,6 +17,7 @@ from .journal import Journal
 from .probing import (
     about,
     blocks,
+    cut_to_support,
     deflated,
     image_squares,
     known,
@@ -95,7 +96,7 @@ def diagonal(
                 estimate, norm = _exact(journal, num_probes, looked=cost is not None)
             else:
                 estimate, norm = _probed(journal, how, num_probes, seed)
-            estimate = rounded(journal, estimate, norm)
+            estimate = cut_to_support(operator, rounded(journal, estimate, norm))
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)

@@ -1,7 +1,7 @@
 """What estimators by probes have in common: the range of the large eigenvalues taken out, parts, rounding."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,6 +98,15 @@ def blocks(meter: Metered, samples: Tensor, seed: int, name: str = "trace", **fi
         parameter: from_samples(f"{name} of {parameter}", column, **fields, **told)
         for parameter, column in zip(meter.space.names, samples.T, strict=True)
     }
+
+
+def cut_to_support(operator: Operator, estimate: Estimate) -> Estimate:
+    """A trace or a diagonal, and its parts, whose intervals do not go below 0 where the matrix is positive."""
+    if not operator.positive or estimate.exact:
+        return estimate
+    support = (0.0, math.inf)
+    parts = {name: replace(part, support=support) for name, part in estimate.parts.items()}
+    return replace(estimate, support=support, parts=parts)
 
 
 def of_network(operator: Operator) -> bool:

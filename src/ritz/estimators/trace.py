@@ -23,6 +23,7 @@ from .journal import Journal
 from .probing import (
     about,
     blocks,
+    cut_to_support,
     deflated,
     image_squares,
     known,
@@ -107,7 +108,7 @@ def trace(
         if estimate is None:
             journal = Journal(operator, saved)
             journal.expect(0 if method == "exact" else num_probes)
-            estimate = rounded(journal, *run(journal, num_probes, seed))
+            estimate = cut_to_support(operator, rounded(journal, *run(journal, num_probes, seed)))
             saved.finish(estimate)
     if progress is not None:
         progress(estimate.products, estimate.products)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..intervals import Affine, ChiSquare, IntervalRule, StudentT
+from ..intervals import Affine, ChiSquare, CountedChiSquare, Hull, IntervalRule, MatchedT, StudentT
 from ..results import Estimate, affine
 from .laws import Semicircle
 from .tracy_widom import DEVIATION, tracy_widom_quantile
@@ -80,9 +80,11 @@ def degrees(rule: IntervalRule) -> float:
     """Of freedom, for a Student t of what follows from an estimate with this rule."""
     if isinstance(rule, Affine):
         return degrees(rule.rule)
-    if isinstance(rule, StudentT):
-        return rule.dof
-    return float(rule.dof) if isinstance(rule, ChiSquare) else _MANY
+    if isinstance(rule, Hull):
+        return min(map(degrees, rule.rules))
+    if isinstance(rule, CountedChiSquare):
+        return max(rule.seen, rule.least)
+    return float(rule.dof) if isinstance(rule, StudentT | MatchedT | ChiSquare) else _MANY
 
 
 def cost(noise: Estimate, text: str) -> dict[str, Any]:
