@@ -1,5 +1,7 @@
 """One forward pass, recorded layer by layer: what went into each layer, and the gradients of what came out."""
 
+import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +120,8 @@ class _Call:
 class Recorder:
     """Notes the input and the output's place in the graph of every call of the modules that hold chosen parameters.
 
-    Its hooks live as long as the `with` block.
+    Its hooks live as long as the `with` block. In it nothing that torch.compile made runs compiled: code that was made
+    before knows nothing of the hooks.
     """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
@@ -127,8 +130,10 @@ class Recorder:
         self.calls: list[_Call] = []
         self._seconds: set[int] | None = None  # calls with the samples in the second dimension, once asked for
         self._handles: list[RemovableHandle] = []
+        self._eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
     def __enter__(self) -> "Recorder":
+        self._eager = _eager()
         for name, (module, own) in self.held.items():
             hook = self._hook(name, own)
             # first in line: hooks of the user may replace the output
@@ -136,6 +141,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._eager.__exit__(None, None, None)
         for handle in self._handles:
             handle.remove()
 
@@ -205,6 +211,18 @@ class Recorder:
         masks = torch.stack([half, ~half]).view(2, -1, *[1] * (out.ndim - 1))
         grads = _pull_back(out, [self.calls[n].edge for n in asked], dense * masks)
         return {n for n, g in zip(asked, grads, strict=True) if not _apart(g, size) and _apart(g.transpose(1, 2), size)}
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """Compiled modules run as they are from here on, to the exit of what is given; where nothing was compiled, no more.
+
+    Python that runs amid compiled code can not ask for it, and needs not: modules that it calls run as they are.
+    """
+    if "torch._dynamo" in sys.modules:  # whose import takes a second
+        with contextlib.suppress(RuntimeError):
+            stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            return stance
+    return contextlib.nullcontext()
 
 
 def _apart(halves: Tensor, size: int) -> bool:

@@ -1039,16 +1039,27 @@ def test_what_averages_gradients_is_looked_through_and_what_calls_a_copy_is_the_
     assert all(block.count for block in opt.blocks.values())
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as dynamo looks at hooks
-def test_a_compiled_model_is_given_as_it_is_called():
+@pytest.mark.parametrize("warm", [False, True], ids=["new", "has run before"])
+def test_a_compiled_model_is_given_as_it_is_called(warm):
+    """Code that was compiled where no statistics were due, as after a resume, would call no hook."""
     plain, inner = seeded(mlp), seeded(mlp)
     compiled = torch.compile(inner, backend="eager")
+    if warm:
+        F.cross_entropy(compiled(ROWS), LABELS).backward()
     losses = [train(model, KFAC(model, 0.05, 0.1, factor_every=2), 5) for model in (plain, compiled)]
     assert losses[0] == losses[1]
     assert torch.equal(weights(plain), weights(inner))
-    inner.compile(backend="eager")
+
+
+def test_a_model_that_is_compiled_in_place_is_refused_and_told_of_where_that_came_later():
+    model = seeded(mlp)
+    opt = KFAC(model, 0.05, 0.1, factor_every=2)
+    train(model, opt, 2)
+    model.compile(backend="eager")
+    with pytest.warns(NumericalWarning, match="no training pass was seen in step 2"):
+        train(model, opt, 1)
     with pytest.raises(UnsupportedError, match=r"give KFAC what torch\.compile\(model\) gives"):
-        KFAC(inner, 0.05, 0.1)
+        KFAC(model, 0.05, 0.1)
 
 
 # ------------------------------------------------------------------------------------------- no trace, no leak

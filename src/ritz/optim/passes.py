@@ -166,6 +166,10 @@ class Watcher:
         self._shown = False
         if not self.active or self.paused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
+        if (
+            getattr(module, "_compiled_call_impl", None) is not None
+        ):  # by module.compile(), which has no place for hooks
+            return
         if self._recorder is not None:  # the model calls itself
             return
         # under functional_call, as in a product with a curvature matrix, the model holds other tensors
