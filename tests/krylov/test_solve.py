@@ -239,3 +239,15 @@ def test_bad_input_is_refused():
 def test_a_product_that_is_not_finite_is_refused():
     with pytest.raises(NonFiniteError, match="a product with the function is not finite"):
         solve(FunctionOperator(lambda V: V * float("nan"), 4, f64), torch.ones(4, dtype=f64))
+
+
+@pytest.mark.parametrize(("size", "given"), [(1e-25, 1e30), (1e25, 1e-30)], ids=["too large", "too small"])
+def test_a_solution_out_of_the_range_of_the_numbers_has_not_converged(size, given):
+    """Of float32 1e55 is infinite and 1e-55 is 0; the iteration itself, which is scaled, saw neither."""
+    A = DenseOperator(size * torch.diag(torch.linspace(1, 2, 9, dtype=torch.float32)))
+    b = torch.stack([torch.full((9,), given), torch.full((9,), size)], dim=1).float()
+    with pytest.warns(NumericalWarning, match="1 of 2 systems not solved.*use a float64 risk"):
+        x = solve(A, b, tol=1e-4)
+    assert x.converged.tolist() == [False, True]
+    assert float(x.residuals[0]) >= 1.0
+    assert bool(((A @ x.x)[:, 1] - b[:, 1]).norm() <= 1e-4 * b[:, 1].norm())

@@ -119,7 +119,7 @@ def solve(
             run.solve()
         if saved.result is None and not run.cut:
             saved.write({**run.state()[0], "result": "done"})
-    return _report(metered, run, torch.ldexp(run.x, exponents), tol, steps, b)
+    return _report(metered, run, exponents, tol, steps, b)
 
 
 class _Run:
@@ -274,13 +274,16 @@ class _Run:
             self.cut = f"not finite: {error}"
 
 
-def _report(op: Metered, run: _Run, x: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
+def _report(op: Metered, run: _Run, exponents: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
     """The result, and a warning with its remedy where it is weaker than asked for."""
+    x = torch.ldexp(run.x, exponents)
     relative, negative = run.relative.cpu(), run.negative.cpu()
-    converged = relative <= tol
-    negative = negative & ~converged
     if not bool(relative.isfinite().all()) and not run.cut:
         refuse_non_finite(op)
+    if bool(exponents.any()):
+        relative = torch.maximum(relative, _lost(run.x, x, exponents).cpu())
+    converged = relative <= tol
+    negative = negative & ~converged
     if bool(converged.all()):
         stop = "converged"
     elif run.cut:
@@ -357,6 +360,12 @@ def _exponents(rows: Tensor) -> Tensor:
     info, largest = torch.finfo(rows.dtype), rows.abs().amax(1, keepdim=True)
     small, large = largest < (info.tiny / info.eps) ** 0.5, largest > (info.max * info.eps) ** 0.5
     return torch.where((largest > 0) & (small | large), torch.frexp(largest).exponent, 0)
+
+
+def _lost(rows: Tensor, x: Tensor, exponents: Tensor) -> Tensor:
+    """What scaling back took from each row, (k,): all of it where the result is out of the range of its numbers."""
+    apart = (torch.ldexp(x, -exponents) - rows).double()
+    return _relative(row_norms(apart), row_norms(rows.double())).nan_to_num(torch.inf)
 
 
 def _relative(norms: Tensor, sizes: Tensor) -> Tensor:
