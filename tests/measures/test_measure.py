@@ -1,6 +1,7 @@
 """`ritz.measure`: the standard set against naive numbers, shared runs, and one measure failing among others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ritz import stopping
 from ritz.measures.measure import Measurement, duration
 from ritz.measures.registry import MEASURES, resolve
 from ritz.measures.row import Measure
+from ritz.measures.subject import HESSIAN_RUN, Settings, Subject
 from ritz.report.figures import row_of_axes
 from ritz.results import Estimate
 
@@ -123,6 +125,19 @@ def test_every_number_of_the_standard_set_is_the_naive_one():
     assert set(m) == set(STANDARD)
     for key in STANDARD:
         assert float(m[key].value) == pytest.approx(truth[key], rel=1e-8, abs=1e-10), key
+
+
+def test_what_rough_products_leave_open_of_the_trace_is_left_open_of_the_effective_rank():
+    """Every eigenvalue moved up, and every one moved down, as far as the products may be off."""
+    risk = risk_of(trained()[0])
+    whole = ritz.spectrum(ritz.Hessian(risk))
+    off = 0.05 * float(whole.trace.value)
+    subject = Subject(risk, Settings())
+    subject.once(HESSIAN_RUN, lambda: replace(whole, rounding=off / math.sqrt(risk.dim), trace_rounding=off))
+    low, high = MEASURES["effective_rank"].compute(subject).interval()
+    for sign in (-1, 1):
+        moved = whole.head + sign * off / risk.dim
+        assert low < float(moved.sum()) ** 2 / float(moved.square().sum()) < high
 
 
 def test_intervals_of_a_sampled_spectrum_hold_the_naive_numbers():

@@ -281,8 +281,8 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
         return f(t.clamp(min=0) + noise) - f(t)
 
     head = f(spectrum.head).sum()
-    slope = scale * (0.25 if less_rank else 1.0)  # the largest of f
-    moved = slope * spectrum._moved.nuclear_error
+    # products in few digits: |sum_i f(l_i(H + E)) - f(l_i)| <= max f' ||E||_*, and f' is at most c, or c / 4
+    moved = (scale / 4 if less_rank else scale) * spectrum._moved.nuclear_error
     down, up = head - fall(spectrum.head).sum() - moved, head + rise(spectrum.head).sum() + moved
     if spectrum.tail is None:
         return _Sum(head[None], down[None], up[None], f(spectrum.head).square().sum()[None])

@@ -1,5 +1,6 @@
 """Measures of curvature, and of what the loss does near the solution."""
 
+import math
 from dataclasses import replace
 
 from ...estimators.trace import trace
@@ -22,8 +23,13 @@ ROUND_OFF = 64  # an eigenvalue below so many times the noise of a product, rela
 
 def _effective_rank(s: Subject) -> Estimate:
     run = s.spectrum
+    total, square, bracket = run.trace, run.moment(2), None
+    if total.bracket and square.bracket:  # products in few digits
+        (left, right), (low, high) = (map(float, ends) for ends in (total.bracket, square.bracket))
+        least, most = sorted((left**2, right**2))
+        bracket = 0.0 if left < 0 < right else least / high, most / low if low > 0 else math.inf
     return derived(
-        "effective rank", lambda trace, square: trace**2 / square if square else 0.0, run.trace, run.moment(2),
+        "effective rank", lambda total, square: total**2 / square if square else 0.0, total, square, bracket=bracket,
         support=(0.0, float(run.dim)), convention=f"(Tr H)^2 / Tr H^2; {run.convention}",
     )  # fmt: skip
 
