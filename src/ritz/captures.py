@@ -174,7 +174,8 @@ def _eager() -> contextlib.AbstractContextManager[Any]:
     """
     if "torch._dynamo" in sys.modules:  # whose import takes a second
         with contextlib.suppress(RuntimeError):
-            return torch.compiler.set_stance("force_eager")
+            stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            return stance
     return contextlib.nullcontext()
 
 
