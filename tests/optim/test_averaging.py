@@ -404,6 +404,26 @@ def test_the_copy_is_one_object_and_can_be_studied():
     assert float(risk.loss()) == pytest.approx(float(loss.detach()))
 
 
+def test_a_model_inside_a_wrapper_is_averaged_by_itself():
+    """A copy of the wrapper would wait for the other ranks where one alone evaluates the average."""
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("all ranks have to call this together")
+
+    inner = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    average, plain = IterateAverage(DistributedDataParallel(inner)), IterateAverage(inner)
+    for one in (average, plain):
+        one.step()
+        one.refresh((torch.randn(8, 2), torch.zeros(8)))
+    assert average.model(torch.randn(4, 2)).shape == (4, 3)
+    plain.load_state_dict(average.state_dict())  # with a wrapper or without
+
+
 # ------------------------------------------------------------------------------------------------------- resume
 
 

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from ..batches import DEFAULT_BATCH_SIZE, is_tensors, isolated_rng, map_tensors
 from ..errors import NonFiniteError, NumericalWarning, UnsupportedError, callers_level
-from ..modes import Forward, Whole
+from ..modes import Forward, Whole, unwrapped
 
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -36,7 +36,9 @@ class IterateAverage:
     Buffers are those of the last averaged iterate; `refresh` recomputes those of BatchNorm.
 
     Args:
-        source: A model, or an optimiser whose parameters are averaged.
+        source: A model, or an optimiser whose parameters are averaged. If the model is wrapped by
+            DistributedDataParallel, DataParallel or torch.compile, the model inside is averaged, so that one rank can
+            evaluate the average alone.
         start: Number of calls before averaging starts (T_avg; 161 of 300 epochs in the papers), or "auto": when
             `observe` has seen no better value for `patience` calls (Gadam-Auto).
         every: Calls between two averaged iterates.
@@ -77,9 +79,11 @@ class IterateAverage:
             raise ValueError(f"every and patience must be at least 1, got {every} and {patience}")
         if mode not in ("max", "min"):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
-        self.source, self.every, self.patience, self.mode = source, every, patience, mode
+        owner = source if isinstance(source, nn.Module) else model
+        self._owner = None if owner is None else unwrapped(owner)
+        self.source: nn.Module | Optimizer = source if isinstance(source, Optimizer) else unwrapped(source)
+        self.every, self.patience, self.mode = every, patience, mode
         self.start = None if start == "auto" else start  # None: not decided yet
-        self._owner = source if isinstance(source, nn.Module) else model
         if self._owner is not None:
             _check_owner(self._owner, self._live())
         self._count, self._best, self._waited = 0, -float("inf"), 0
