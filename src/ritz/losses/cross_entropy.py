@@ -123,6 +123,10 @@ class CrossEntropy:
                     f"{out.shape[dim] - 1}; widen the last layer, map the labels, or leave items out with ignore_index="
                 )
 
+    def leaves_out(self, out: Tensor, batch: Any) -> bool:
+        """Whether it passes over some of the items, as over padding; a value check as well."""
+        return bool((self._weights(out, batch)[0] == 0).any())
+
     def weightless(self, out: Tensor, batch: Any) -> bool:
         """Whether an item has a loss and no weight; a value check as well."""
         if self.class_weight is None or not self.label_smoothing:
