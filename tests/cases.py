@@ -22,6 +22,10 @@ import ritz
 Batch = tuple[Tensor, Tensor]
 
 
+class Calls(list[int]):
+    """What a module notes of its calls, those of measurements too: a plain list is put back after these."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A model, a torch loss and batches; `smooth` where no kink spoils a difference of gradients."""

@@ -201,8 +201,16 @@ def test_ignored_items_have_no_weight_and_no_curvature():
 @pytest.mark.parametrize(
     ("loss", "out", "y", "message"),
     [
-        (CrossEntropy(), normal(3, 4), labels(3, 1), r"targets \(3, 1\) do not fit outputs \(3, 4\)"),
-        (CrossEntropy(), normal(3), labels(3), r"needs outputs \(batch, classes, ...\), got \(3,\)"),
+        (
+            CrossEntropy(),
+            normal(3, 4),
+            labels(3, 1),
+            r"targets \(3, 1\) do not fit outputs \(3, 4\); labels are wanted as \(3,\)",
+        ),
+        (CrossEntropy(), normal(3, 4, 2), labels(3, 5), r"labels are wanted as \(3, 2\) or \(3, 4\)"),
+        (CrossEntropy(), normal(3, 4), labels(3, 4), r"one-hot, make them soft targets, y\.float\(\)"),
+        (CrossEntropy(), normal(3, 4), labels(3).double(), r"if they are labels, make them integers, y\.long\(\)"),
+        (CrossEntropy(), normal(3), labels(3), r"needs outputs \(batch, classes, ...\), got \(3,\); give batches"),
         (CrossEntropy(), normal(3, 4), SOFT, r"soft targets \(5, 4\) must have the shape of the outputs \(3, 4\)"),
         (CrossEntropy(WEIGHTS[:3]), normal(3, 4), labels(3), r"class weights \(3,\) do not fit the 4 classes"),
         (CrossEntropy(class_dim=2), normal(2, 3, 5), labels(2, 5), r"targets \(2, 5\) do not fit"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import Calls
 from torch import nn
 
 import ritz
@@ -27,7 +28,7 @@ class Fuse(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.left = []  # calls until it fails, in a list: what is stored on a module itself is put back
+        self.left = Calls()  # calls until it fails
 
     def forward(self, x):
         if self.left:

@@ -9,7 +9,7 @@ import cases
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import draw
+from cases import Calls, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -491,7 +491,7 @@ class Small(nn.Module):
     def __init__(self, most, most_in_products):
         super().__init__()
         self.net, self.most, self.most_in_products = small(), most, most_in_products
-        self.sizes = []
+        self.sizes = Calls()
 
     def forward(self, x):
         self.sizes.append(len(x))
@@ -931,11 +931,15 @@ def test_what_a_forward_pass_stores_on_a_module_is_the_users_again():
         def __init__(self):
             super().__init__()
             self.layer, self.calls, self.last = nn.Linear(4, 3), 0, None
+            self.every, self.by_name, self.sizes = [], {}, {0}
 
         def forward(self, x):
             self.calls += 1
             self.last = self.layer(x)
             self.shape = self.last.shape
+            self.every.append(self.last)
+            self.by_name["last"] = self.last
+            self.sizes.add(len(x))
             return self.last
 
     with pytest.warns(FutureWarning, match="weight_norm"):
@@ -948,6 +952,8 @@ def test_what_a_forward_pass_stores_on_a_module_is_the_users_again():
     assert model[0].weight is weight
     assert model[1].last is last
     assert (model[1].calls, model[1].shape) == (1, (2, 3))
+    assert [x is last for x in (*model[1].every, *model[1].by_name.values())] == [True, True]
+    assert model[1].sizes == {0, 2}
     copy.deepcopy(model)
 
 

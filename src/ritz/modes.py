@@ -28,6 +28,7 @@ AVERAGING_WRAPPERS = frozenset({"DistributedDataParallel", "_FabricModule"})  # 
 _WRAPPERS = AVERAGING_WRAPPERS | {"DataParallel", "OptimizedModule"}
 # modules whose `training` flag switches dropout and nothing else
 _DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # modules that store nothing on themselves in a forward pass
 _TORCHS = frozenset(getattr(nn, name) for name in nn.modules.__all__)
 
@@ -178,11 +179,22 @@ def studied(modules: Sequence[nn.Module], mode: Mode, dropout: bool, device: tor
 
 @contextlib.contextmanager
 def _kept_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """What a forward pass stores on a module, as hooks of weight_norm store the weight, is the user's again after."""
+    """What a forward pass stores on a module, as hooks of weight_norm store the weight, is the user's again after.
+
+    So are lists, dictionaries and sets of a module, to which a pass may add activations, say: those of a product would
+    be of no use, and tensors of torch.func are dead after it. What is of another class, if one derived from these, is
+    left alone.
+    """
     held = [
         (m.__dict__, dict(m.__dict__))
         for m in modules
         if m.__class__ not in _TORCHS or m._forward_pre_hooks or m._forward_hooks
+    ]
+    inside = [
+        (value, value.copy())
+        for _, before in held
+        for name, value in before.items()
+        if type(value) in (list, dict, set) and name not in _OF_EVERY_MODULE
     ]
     try:
         yield
@@ -191,6 +203,16 @@ def _kept_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
             if len(now) != len(before) or any(now.get(name) is not value for name, value in before.items()):
                 now.clear()
                 now.update(before)
+        for own, contents in inside:
+            now_in, then_in = _entries(own), _entries(contents)
+            if len(now_in) != len(then_in) or any(x is not was for x, was in zip(now_in, then_in, strict=True)):
+                own.clear()
+                own.extend(contents) if isinstance(own, list) else own.update(contents)
+
+
+def _entries(own: Any) -> list[Any]:
+    """All that a list, dictionary or set holds."""
+    return [x for pair in own.items() for x in pair] if isinstance(own, dict) else list(own)
 
 
 @contextlib.contextmanager

@@ -129,6 +129,7 @@ class Risk:
         self.shortcuts = Shortcuts()  # shared by risks of the same outputs, as the routes are
         self.notes: tuple[str, ...] = ()
         self._total_weight: float | None = None  # of all items; not known before the data was looked at
+        self.leaves_out = False  # whether the loss passes over items, as over padding, once the data was looked at
         self.coarsest = self.dtype  # of all that a forward pass computes in, once it was looked at
 
     # ------------------------------------------------------------------------------------- what it is
@@ -545,5 +546,5 @@ class Risk:
         """
         key = self.version()
         if not self.world.all(key == self._checked):
-            self.notes, self._total_weight, self.coarsest = examine(self)
+            self.notes, self._total_weight, self.coarsest, self.leaves_out = examine(self)
             self._checked = key

@@ -27,11 +27,12 @@ _MATH_KERNEL = "attention by the math kernel"
 _WEIGHTLESS = "items of class weight 0 counted, by label smoothing, in sums and not in numbers of single items"
 
 
-def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
+def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype, bool]:
     """Refuse a risk that is not sound; costs one forward pass over the data.
 
     Returns:
-        What is to be said with every number of it, the weight of all its items, and the dtype of fewest digits.
+        What is to be said with every number of it, the weight of all its items, the dtype of fewest digits, and whether
+        some of the items have no weight.
 
     Raises:
         NonFiniteError: If a weight or the loss of a batch is not finite.
@@ -54,7 +55,8 @@ def examine(risk: "Risk") -> tuple[tuple[str, ...], float, torch.dtype]:
     if mean.weight is None or not float(mean.weight) > 0:
         raise ValueError("the weights of the samples add up to 0: every target is ignored")
     notes = dict.fromkeys((*look.notes, *([_WEIGHTLESS] if risk.world.any(look.weightless) else [])))
-    return risk.world.first((tuple(notes), float(mean.weight), look.coarsest))
+    partly = risk.world.any(look.partly)
+    return risk.world.first((tuple(notes), float(mean.weight), look.coarsest, partly))
 
 
 def _refuse_other_weights(risk: "Risk") -> None:
@@ -84,7 +86,7 @@ class _Look:
 
     def __init__(self, risk: "Risk") -> None:
         self.risk, self.notes, self.coarsest = risk, risk.notes, risk.dtype
-        self.weightless = False
+        self.weightless = self.partly = False
 
     def total(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum and weight of a batch, or of a piece of one, after a look at them."""
@@ -116,6 +118,8 @@ class _Look:
             loss.check(out, batch.data)
         if hasattr(loss, "weightless"):
             self.weightless = self.weightless or loss.weightless(out, batch.data)
+        if hasattr(loss, "leaves_out"):
+            self.partly = self.partly or loss.leaves_out(out, batch.data)
         return loss.total(out, batch.data), loss.weight(out, batch.data)
 
     def _watched(self, params: "Params", batch: Batch) -> tuple[Tensor, Tensor]:

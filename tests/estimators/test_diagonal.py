@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import Calls
 from matrices import operator, rotated
 from sample_truth import CE, data, labels, mlp, randomised
 from torch import nn
@@ -105,7 +106,7 @@ class Interrupted(nn.Module):
 
     def __init__(self, inner: nn.Module):
         super().__init__()
-        self.inner, self.calls, self.fatal = inner, [], 0
+        self.inner, self.calls, self.fatal = inner, Calls(), 0
 
     def forward(self, x):
         self.calls.append(len(x))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from cases import Calls
 from distributed import checks
 from distributed.faults import Fated
 from faults import jobs
@@ -161,7 +162,7 @@ class Tight(nn.Module):
 
     def __init__(self, forward: int, backward: int) -> None:
         super().__init__()
-        self.most, self.seen = (forward, backward), []
+        self.most, self.seen = (forward, backward), Calls()
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.append(len(x))

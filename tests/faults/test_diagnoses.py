@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from cases import Calls
 from torch import nn
 
 import ritz
@@ -23,7 +24,7 @@ class Tight(nn.Module):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         self.most, self.error = most, error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        self.sizes = []
+        self.sizes = Calls()
 
     def forward(self, x):
         self.sizes.append(len(x))

@@ -512,6 +512,25 @@ def test_padding_has_no_part_in_the_factors(fisher, sharing):
     torch.testing.assert_close(inputs[0], rows.T @ rows / len(rows))
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_padding_somewhere_in_the_data_means_the_same_for_every_cut_into_batches(sharing):
+    """The last token of a language model has no target, and its place counts in no batch, or in all of them."""
+    X, y = draw(4, 4, 5).double(), torch.arange(12).reshape(4, 3) % CLASSES
+    y[2, 1:] = -100
+    model = padded(3)[0]
+
+    def factors(size: int, target: Tensor) -> list[Tensor]:
+        risk = ritz.Risk(
+            model, ritz.losses.CrossEntropy(class_dim=2), (X, target), batch_size=size,
+            forward=lambda model, batch: model(batch[0])[:, :-1],
+        )  # fmt: skip
+        return [factor for pair in KFACOperator(risk, "mc", sharing=sharing).factors().values() for factor in pair]
+
+    for size in (3, 2, 1):
+        for cut, whole in zip(factors(size, y), factors(4, y), strict=True):
+            torch.testing.assert_close(cut, whole)
+
+
 def test_a_place_that_the_loss_passes_over_counts_where_others_see_it():
     """A token of a prompt, say: the loss is not taken of it, and yet a gradient comes back to it."""
 

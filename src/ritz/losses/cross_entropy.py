@@ -53,23 +53,37 @@ class CrossEntropy:
     def _places(self, out: Tensor, y: Tensor) -> tuple[int, Tensor]:
         """Where the classes are, and the target as labels or soft labels."""
         if out.ndim < 2:
-            raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
+            raise ValueError(
+                f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}; give batches, not single "
+                "samples, and for one logit of two classes nn.BCEWithLogitsLoss()"
+            )
         if y.is_floating_point():  # soft targets have the shape of the output
             if y.shape != out.shape:
-                raise ValueError(f"soft targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}")
+                raise ValueError(
+                    f"soft targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}; if they are "
+                    "labels, make them integers, y.long()"
+                )
             return (1 if self.class_dim is None else self.class_dim % out.ndim), y
         fits = [d for d in range(1, out.ndim) if out.shape[:d] + out.shape[d + 1 :] == y.shape]
         if self.class_dim is not None:
             fits = [d for d in fits if d == self.class_dim % out.ndim]
         fits = [d for d in fits if d in (1, out.ndim - 1)]
         if not fits:
-            raise ValueError(f"targets {tuple(y.shape)} do not fit outputs {tuple(out.shape)}")
+            raise ValueError(f"targets {tuple(y.shape)} do not fit outputs {tuple(out.shape)}; {self._wanted(out, y)}")
         if len(fits) > 1:
             raise ValueError(
                 f"targets {tuple(y.shape)} fit outputs {tuple(out.shape)} with classes in dimension 1 or in the last; "
                 "say which: ritz.losses.CrossEntropy(class_dim=...)"
             )
         return fits[0], y.long()  # bytes would index as a mask
+
+    def _wanted(self, out: Tensor, y: Tensor) -> str:
+        """What targets would fit."""
+        if y.shape == out.shape:
+            return "if they are one-hot, make them soft targets, y.float()"
+        dims = {1, out.ndim - 1} if self.class_dim is None else {self.class_dim % out.ndim}
+        shapes = " or ".join(str(tuple(out.shape[:d] + out.shape[d + 1 :])) for d in sorted(dims))
+        return f"labels are wanted as {shapes}, without a dimension for the classes"
 
     def _flat(self, x: Tensor, dim: int) -> Tensor:
         """(batch, ..., classes, ...) as (items, classes), items in sample order."""
@@ -122,6 +136,10 @@ class CrossEntropy:
                     f"label {int(y[bad][0])} is not one of the {out.shape[dim]} classes of the output, 0 to "
                     f"{out.shape[dim] - 1}; widen the last layer, map the labels, or leave items out with ignore_index="
                 )
+
+    def leaves_out(self, out: Tensor, batch: Any) -> bool:
+        """Whether it passes over some of the items, as over padding; a value check as well."""
+        return bool((self._weights(out, batch)[0] == 0).any())
 
     def weightless(self, out: Tensor, batch: Any) -> bool:
         """Whether an item has a loss and no weight; a value check as well."""

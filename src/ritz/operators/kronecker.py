@@ -287,7 +287,8 @@ class KFACOperator(Operator):
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
             out, stacks = self._captured(params, batch)
-            partly = leaves_out(self.risk.output_loss, out, batch.data)
+            # by all data: a batch without padding is taken as the others are, however the data is cut
+            partly = self.risk.leaves_out or leaves_out(self.risk.output_loss, out, batch.data)
             found = collect(self._collector, stacks, batch.size, bases, partly)
             held = next(iter(found.values()), out.new_zeros((), dtype=torch.promote_types(out.dtype, torch.float32)))
             named = zip(layout.names, layout.shapes, strict=True)

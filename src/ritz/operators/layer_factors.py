@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..captures import Capture
 from ..errors import UnsupportedError
 from ..layers import padded
-from ..losses import BinaryCrossEntropy, CallableLoss, Loss, SquaredError
+from ..losses import BinaryCrossEntropy, CallableLoss, CrossEntropy, Loss, SquaredError
 from ..space import ParamSpace
 from .units import Unit
 
@@ -355,6 +355,8 @@ def leaves_out(loss: Loss, out: Tensor, batch: Any) -> bool:
     """
     if isinstance(loss, CallableLoss | SquaredError | BinaryCrossEntropy):  # of which every item counts
         return False
+    if isinstance(loss, CrossEntropy):
+        return loss.leaves_out(out, batch)
     return bool((loss.items(out, batch).weight == 0).any())
 
 
