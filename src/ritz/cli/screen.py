@@ -134,8 +134,8 @@ def _new_bar(console: Console) -> Progress:
     room = min(34, console.width // 3)  # so that the bar stays where it is, and is not pushed out
     most = max(room, console.width - 46)
     columns = (
-        TextColumn(f"{{task.description:<{room}.{most}}}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        TextColumn(f"{{task.description:<{room}.{most}}}", markup=False), BarColumn(), TaskProgressColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
     )  # fmt: skip
     return Progress(*columns, console=console, transient=True)
 
