@@ -1125,3 +1125,25 @@ def test_the_version_follows_weights_buffers_and_those_that_are_set():
     assert other.version() == before
     model.head.bias.detach().add_(1)
     assert other.version() != before
+
+
+class Cut(nn.Module):
+    """A network whose forward pass ends the graph, as evaluation code does that was taken over into a model."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x):
+        if self.how == "no_grad":
+            with torch.no_grad():
+                return self.layer(x)
+        out = self.layer(x).detach()
+        return torch.from_numpy(out.numpy()) if self.how == "numpy" else out
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detach", "numpy"])
+def test_outputs_that_are_cut_off_from_the_weights_are_refused_and_not_called_flat(how):
+    risk = ritz.Risk(Cut(how), nn.CrossEntropyLoss(), (torch.randn(6, 4), torch.arange(6) % 3))
+    with pytest.raises(ritz.errors.UnsupportedError, match="no derivatives by any parameter, so that every curvature"):
+        ritz.trace(ritz.Hessian(risk))

@@ -262,14 +262,16 @@ def _leave_one_out(estimate: Estimate) -> Tensor:
 
 
 def show(value: float, stderr: float = 0.0) -> str:
-    """A number to the digits its error allows, `3.14 +- 0.02`.
+    """A number to the digits its error allows, `3.14 +- 0.02`, ten at most.
 
     Example:
-        >>> show(1234.567, 8.9), show(0.001234), show(1.5e-7, 2e-9)
-        ('1234.6 +- 8.9', '0.001234', '1.500e-07 +- 2.0e-09')
+        >>> show(1234.567, 8.9), show(0.001234), show(1.5e-7, 2e-9), show(4.27756842837193751, 3.1e-16)
+        ('1234.6 +- 8.9', '0.001234', '1.500e-07 +- 2.0e-09', '4.277568428 +- 3.1e-16')
     """
     if not stderr or not math.isfinite(stderr) or not math.isfinite(value):
         return f"{value:.4g}"
+    if abs(stderr) < 1e-9 * abs(value):
+        return f"{to_digits(value, 10)} +- {stderr:.1e}"
     digits = 1 - math.floor(math.log10(abs(stderr)))
     size = math.floor(math.log10(max(abs(value), stderr)))
     if abs(value) < 1e-3 or max(abs(value), stderr) >= 1e5 or digits + size > _DIGITS:

@@ -135,18 +135,28 @@ class _Look:
                     f"the forward pass writes to {name}, and a measurement leaves weights as they are; constrain them "
                     "after the steps of the optimiser, or by torch.nn.utils.parametrize"
                 )
-        self._refuse_hidden_weights(params, batch)
+        self._refuse_other_paths(copies, batch)
         if watch.attends and not self.notes:
             self.notes = (_MATH_KERNEL,)
             log.info("attention runs through the math kernel inside products: fused ones have no second derivative")
         return result
 
-    def _refuse_hidden_weights(self, params: "Params", batch: Batch) -> None:
-        """Refuse a loss that reads the weights by itself: that part of it would be a constant in every product."""
+    def _refuse_other_paths(self, params: "Params", batch: Batch) -> None:
+        """Refuse a loss that reads the weights by itself: that part of it would be a constant in every product.
+
+        And outputs that do not depend on the weights as far as derivatives go: all products would be 0.
+        """
         if self.risk.opaque:
             return
-        out = self.risk.output(params, batch).detach()
+        leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
         with torch.enable_grad():
+            out = self.risk.output(leaves, batch)
+            if not out.requires_grad:
+                raise UnsupportedError(
+                    "the outputs have no derivatives by any parameter, so that every curvature would be 0: look in the "
+                    "forward pass for torch.no_grad, inference_mode, .detach(), .data, argmax or NumPy"
+                )
+            out = out.detach()
             total = self.risk.output_loss.total(out, batch.data)
         if total.requires_grad:
             raise UnsupportedError(
