@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import cases
 import pytest
@@ -137,6 +138,12 @@ def test_what_is_not_positive_is_left_out_and_counted():
     assert found.value == pytest.approx(math.log(16), rel=1e-9)
     assert "4 largest eigenvalues, 2 of them left out" in found.convention
     assert top_log_product(dense(8.0, 2.0), k=10).convention.startswith("sum of log lambda_i over the 2 largest")
+
+
+def test_what_a_search_that_was_cut_does_not_know_is_not_called_round_off():
+    pairs = replace(ritz.top_eigenpairs(dense(8.0, 2.0), 1), residuals=torch.tensor([9.0]))
+    with pytest.raises(UnsupportedError, match="its own residual, the largest is 8, known to 9"):
+        top_log_product(pairs, k=1)
 
 
 def test_a_matrix_of_fewer_eigenvalues_than_k_gives_all_it_has():

@@ -145,8 +145,8 @@ def top_log_product(
     kept = values > residuals.clamp(min=floor)
     if not bool(kept.any()):
         raise UnsupportedError(
-            f"none of the {len(values)} largest eigenvalues is above round-off, the largest is {float(values[0]):.3g}: "
-            "their log-product does not exist"
+            f"none of the {len(values)} largest eigenvalues is above round-off and its own residual, the largest is "
+            f"{float(values[0]):.3g}, known to {float(residuals[0]):.2g}: their log-product does not exist"
         )
     values, residuals, left_out = values[kept], residuals[kept], int((~kept).sum())
     low, high = (float((values + side * residuals).log().sum()) for side in (-1, 1))
