@@ -1177,6 +1177,13 @@ def test_parameters_of_another_model_are_refused():
     assert len(opt.param_groups) == 1
 
 
+def test_a_cross_entropy_of_one_sample_without_a_batch_is_refused():
+    model = seeded(mlp)
+    _opt = KFAC(model, 0.1, 0.1)
+    with pytest.raises(ValueError, match=r"cross-entropy needs outputs \(batch, classes, ...\), got \(3,\)"):
+        F.cross_entropy(model(ROWS[0]), LABELS[0]).backward()
+
+
 def test_a_step_before_any_training_pass_is_refused():
     model = seeded(mlp)
     opt = KFAC(model, 0.1, 0.1)

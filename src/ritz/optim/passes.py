@@ -373,7 +373,7 @@ def _idle(loss: Loss, out: Tensor, grad: Tensor) -> Tensor | None:
 
     The gradient of an item that counts is not zero in any precision that its probabilities have.
     """
-    if not isinstance(loss, CrossEntropy):
+    if not isinstance(loss, CrossEntropy) or out.ndim < 2:
         return None
     idle = (grad == 0).all(_class_dim(loss, out))
     return idle if 0 < int(idle.sum()) < idle.numel() else None
