@@ -19,7 +19,7 @@ from ritz.captures import Recorder
 from ritz.errors import NumericalWarning, UnsupportedError
 from ritz.operators.kronecker import KFACOperator
 from ritz.optim import factors as running
-from ritz.optim import renewal
+from ritz.optim import passes, renewal
 from ritz.optim.kfac import KFAC
 from ritz.optim.passes import Pass
 
@@ -979,6 +979,18 @@ def test_padding_is_known_by_the_gradient_that_does_not_come_to_it(fisher, keywo
             opt.step()
         found.append(weights(model))
     assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_sample_that_is_fitted_until_its_gradient_underflows_is_no_padding(dtype):
+    """It counts: else the curvature of the others would be taken for that of all."""
+    sure = torch.tensor([800.0, 0.0, 0.0])
+    out = torch.stack([sure, sure, torch.zeros(3), torch.zeros(3)]).to(dtype).requires_grad_()
+    targets = torch.tensor([0, 0, 1, -100])
+    grad = torch.autograd.grad(F.cross_entropy(out, targets), out)[0]
+    assert (grad == 0).all(1).tolist() == [True, True, False, True]
+    idle = passes._idle(ritz.losses.CrossEntropy(), out, grad)
+    assert idle.tolist() == [False, False, False, True]
 
 
 def test_an_embedding_is_trained_and_its_padding_is_not():

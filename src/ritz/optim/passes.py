@@ -371,11 +371,15 @@ def _num_items(loss: Loss, out: Tensor) -> int:
 def _idle(loss: Loss, out: Tensor, grad: Tensor) -> Tensor | None:
     """Items of a cross-entropy that no gradient came to (*out.shape without classes), as to padding; None if to all.
 
-    The gradient of an item that counts is not zero in any precision that its probabilities have.
+    The largest entry of p - e_target, for an item that counts, is at least 1 - max p, whatever its target. Items so
+    sure that this is lost in the precision of the gradient are no padding: they count, and have no curvature.
     """
-    if not isinstance(loss, CrossEntropy) or out.ndim < 2:
+    if not isinstance(loss, CrossEntropy):
         return None
-    idle = (grad == 0).all(_class_dim(loss, out))
+    dim = _class_dim(loss, out)
+    doubt = -torch.expm1(out.detach().float().log_softmax(dim).amax(dim))
+    seen = doubt * grad.abs().max() > torch.finfo(grad.dtype).smallest_normal
+    idle = (grad == 0).all(dim) & seen
     return idle if 0 < int(idle.sum()) < idle.numel() else None
 
 
