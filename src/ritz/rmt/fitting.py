@@ -68,7 +68,9 @@ class LawFit(Result):
         ax = ax or new_axes()
         low, high = self.law.edges
         low, high = min(low, float(self.nodes[0])), max(high, float(self.nodes[-1]))
-        ax.hist(self.nodes, bins=bins, range=(low, high), weights=self.weights, density=True, alpha=0.5, label="eigenvalues")
+        ax.hist(
+            self.nodes, bins=bins, range=(low, high), weights=self.weights, density=True, alpha=0.5, label="eigenvalues"
+        )
         grid = torch.linspace(*self.law.edges, 400, dtype=torch.float64)[1:-1]
         ax.plot(grid, self.law.density(grid), label=type(self.law).__name__)
         ax.set(yscale="log", xlabel="eigenvalue", ylabel="density")
