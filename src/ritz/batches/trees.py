@@ -11,43 +11,31 @@ import torch
 from torch import Tensor
 
 
-def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """A nested batch with `fn` applied to each tensor; anything else is passed through.
+def map_tensors(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool] | None = None) -> Any:
+    """A nested batch with `fn` applied to each tensor, or to whatever is a `leaf`; anything else is passed through.
 
     Example:
         >>> map_tensors((torch.zeros(1), {"y": torch.ones(1), "name": "a"}), lambda x: x + 1)
         (tensor([1.]), {'y': tensor([2.]), 'name': 'a'})
-    """
-    return map_leaves(tree, fn, _is_tensor)
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, Tensor)
-
-
-def map_leaves(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool]) -> Any:
-    """The same with `fn` applied to whatever is a `leaf`.
-
-    Example:
-        >>> map_leaves((3, [1, 2]), lambda x: x + 1, lambda x: x == 3)
+        >>> map_tensors((3, [1, 2]), lambda x: x + 1, lambda x: x == 3)
         (4, [1, 2])
     """
-    if leaf(tree):
+    if isinstance(tree, Tensor) if leaf is None else leaf(tree):
         return fn(tree)
     if isinstance(tree, Mapping):
-        mapped = {key: map_leaves(value, fn, leaf) for key, value in tree.items()}
+        mapped = {key: map_tensors(value, fn, leaf) for key, value in tree.items()}
         if not isinstance(tree, dict):
             return type(tree)(mapped)  # type: ignore[call-arg]
         same = copy.copy(tree)  # a subclass may not be made from a dict, as defaultdict
         same.update(mapped)
         return same
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(value, fn, leaf) for value in tree))
+        return type(tree)(*(map_tensors(value, fn, leaf) for value in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(map_leaves(value, fn, leaf) for value in tree)
+        return type(tree)(map_tensors(value, fn, leaf) for value in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(tree, **{name: map_leaves(getattr(tree, name), fn, leaf) for name in fields})
+        return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn, leaf) for name in fields})
     return tree
 
 
@@ -145,12 +133,12 @@ def stack_batches(batches: Sequence[Any]) -> Any:
         (tensor([0., 1., 1.]), ['a', 'b', 'c'])
     """
     kinds = [has_rows(num_samples(batch)) for batch in batches]
-    rests = {repr(map_leaves(batch, lambda _: "*", kind)) for batch, kind in zip(batches, kinds, strict=True)}
+    rests = {repr(map_tensors(batch, lambda _: "*", kind)) for batch, kind in zip(batches, kinds, strict=True)}
     if len(rests) > 1:
         raise TypeError("batches that differ in more than their samples cannot be joined")
     rows = [_leaves(batch, kind) for batch, kind in zip(batches, kinds, strict=True)]
     joined = iter([_joined(column) for column in zip(*rows, strict=True)])
-    return map_leaves(batches[0], lambda _: next(joined), kinds[0])
+    return map_tensors(batches[0], lambda _: next(joined), kinds[0])
 
 
 def _leaves(tree: Any, leaf: Callable[[Any], bool]) -> list[Any]:
@@ -160,7 +148,7 @@ def _leaves(tree: Any, leaf: Callable[[Any], bool]) -> list[Any]:
         found.append(x)
         return x
 
-    map_leaves(tree, note, leaf)
+    map_tensors(tree, note, leaf)
     return found
 
 
