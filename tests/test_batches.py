@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ritz
@@ -422,3 +423,40 @@ def test_more_samples_than_there_are_is_refused():
         walk((X, Y)).sample(4, 3, seed=0)
     with pytest.raises(ValueError, match="at least 1, got 0 and 3"):
         walk((X, Y)).sample(0, 3, seed=0)
+
+
+class Lengths(nn.Module):
+    """The mean of a layer over the first steps of a sequence; of how many is told beside the tensors, or in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x, lengths):
+        return torch.stack([self.layer(own[: int(size)]).mean(0) for own, size in zip(x, lengths, strict=True)])
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_list_with_an_entry_for_each_sample_goes_with_the_samples(kind, mode):
+    """Where batches are cut, and where they are drawn anew from all samples."""
+    X, y, sizes = torch.randn(8, 3, 2), torch.randn(8, 1), [3, 1, 2, 3, 2, 1, 1, 3]
+    beside, inside = (
+        ritz.Risk(
+            Lengths(), nn.MSELoss(), [(X[a : a + 4], of(sizes[a : a + 4]), y[a : a + 4]) for a in (0, 4)], mode=mode
+        )
+        for of in (kind, torch.tensor)
+    )
+    beside = beside.at(inside.params())
+    assert beside.loss() == inside.loss()
+    for size in (4, 2):
+        found, wanted = (ritz.curvature_noise(risk, 2, size, seed=1).value for risk in (beside, inside))
+        assert found == pytest.approx(wanted)
+
+
+def test_batches_that_differ_in_more_than_their_samples_are_not_joined():
+    X, y = torch.randn(8, 3), torch.randn(8, 1)
+    data = [(X[:4], 1.0, y[:4]), (X[4:], 2.0, y[4:])]
+    risk = ritz.Risk(nn.Linear(3, 1), nn.MSELoss(), data, forward=lambda model, batch: model(batch[0]) * batch[1])
+    assert risk.batches.pool() is None
+    assert [len(batch.data[0]) for batch in risk.batches.sample(2, 4, seed=0)] == [4, 4]  # the user's own

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..space import random_uniform
-from .trees import map_tensors, tensors_of, with_tensors
+from .trees import has_rows, map_tensors, take_rows, tensors_of, with_tensors
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Batch:
         return [self] if number == 1 else [self._piece(a, b - a) for a, b in itertools.pairwise(ends)]
 
     def _piece(self, first: int, size: int) -> "Batch":
-        data = map_tensors(self.data, lambda x: x[first : first + size] if is_batched(x, self.size) else x)
+        data = map_tensors(self.data, lambda x: x[first : first + size], has_rows(self.size))
         return Batch(data, self.index, self.start + first, size, self.idle)
 
     def holding(self, tensors: Sequence[Tensor]) -> "Batch":
@@ -56,7 +56,8 @@ class Batch:
 
     def take(self, rows: Tensor, index: int) -> "Batch":
         """A batch of some of the samples, in any order and with repeats."""
-        return Batch(map_tensors(self.data, lambda x: x[rows]), index, index * len(rows), len(rows))
+        data = map_tensors(self.data, lambda x: take_rows(x, rows), has_rows(self.size))
+        return Batch(data, index, index * len(rows), len(rows))
 
 
 def is_batched(x: Tensor, size: int) -> bool:

@@ -6,33 +6,36 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """A nested batch with `fn` applied to each tensor; anything else is passed through.
+def map_tensors(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool] | None = None) -> Any:
+    """A nested batch with `fn` applied to each tensor, or to whatever is a `leaf`; anything else is passed through.
 
     Example:
         >>> map_tensors((torch.zeros(1), {"y": torch.ones(1), "name": "a"}), lambda x: x + 1)
         (tensor([1.]), {'y': tensor([2.]), 'name': 'a'})
+        >>> map_tensors((3, [1, 2]), lambda x: x + 1, lambda x: x == 3)
+        (4, [1, 2])
     """
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) if leaf is None else leaf(tree):
         return fn(tree)
     if isinstance(tree, Mapping):
-        mapped = {key: map_tensors(value, fn) for key, value in tree.items()}
+        mapped = {key: map_tensors(value, fn, leaf) for key, value in tree.items()}
         if not isinstance(tree, dict):
             return type(tree)(mapped)  # type: ignore[call-arg]
         same = copy.copy(tree)  # a subclass may not be made from a dict, as defaultdict
         same.update(mapped)
         return same
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(value, fn) for value in tree))
+        return type(tree)(*(map_tensors(value, fn, leaf) for value in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(map_tensors(value, fn) for value in tree)
+        return type(tree)(map_tensors(value, fn, leaf) for value in tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn) for name in fields})
+        return dataclasses.replace(tree, **{name: map_tensors(getattr(tree, name), fn, leaf) for name in fields})
     return tree
 
 
@@ -89,15 +92,72 @@ def skeleton(tree: Any) -> str:
     return repr(with_tensors(tree, stars))
 
 
-def stack_batches(batches: Sequence[Any]) -> Any:
-    """Several batches as one, tensors joined along their first dimension.
+def has_rows(size: int) -> Callable[[Any], bool]:
+    """Whether something has an entry for each of `size` samples: a tensor, or a list of lengths or names beside it.
 
     Example:
-        >>> stack_batches([(torch.zeros(1), "a"), (torch.ones(2), "b")])
-        (tensor([0., 1., 1.]), 'a')
+        >>> [has_rows(2)(x) for x in (torch.zeros(2), torch.zeros(3), [5, 7], ("a", "b", "c"), [torch.zeros(1)] * 2)]
+        [True, False, True, False, False]
     """
-    columns = [iter(column) for column in zip(*(tensors_of(batch) for batch in batches), strict=True)]
-    return with_tensors(batches[0], [torch.cat(list(column)) for column in columns])
+
+    def has(x: Any) -> bool:
+        if isinstance(x, Tensor | np.ndarray):
+            return x.ndim > 0 and len(x) == size
+        return isinstance(x, list | tuple) and len(x) == size and not tensors_of(x)
+
+    return has
+
+
+def take_rows(x: Any, rows: Tensor) -> Any:
+    """Entries of a tensor, an array, a list or a tuple, in any order and with repeats.
+
+    Example:
+        >>> take_rows(["a", "b", "c"], torch.tensor([2, 0]))
+        ['c', 'a']
+    """
+    if isinstance(x, Tensor):
+        return x[rows]
+    if isinstance(x, np.ndarray):
+        return x[rows.cpu().numpy()]
+    return type(x)(x[row] for row in rows.tolist())
+
+
+def stack_batches(batches: Sequence[Any]) -> Any:
+    """Several batches as one: tensors joined along their first dimension, and lists with an entry for each sample.
+
+    Raises:
+        TypeError: If they hold anything else that is not the same in all.
+
+    Example:
+        >>> stack_batches([(torch.zeros(1), ["a"]), (torch.ones(2), ["b", "c"])])
+        (tensor([0., 1., 1.]), ['a', 'b', 'c'])
+    """
+    kinds = [has_rows(num_samples(batch)) for batch in batches]
+    rests = {repr(map_tensors(batch, lambda _: "*", kind)) for batch, kind in zip(batches, kinds, strict=True)}
+    if len(rests) > 1:
+        raise TypeError("batches that differ in more than their samples cannot be joined")
+    rows = [_leaves(batch, kind) for batch, kind in zip(batches, kinds, strict=True)]
+    joined = iter([_joined(column) for column in zip(*rows, strict=True)])
+    return map_tensors(batches[0], lambda _: next(joined), kinds[0])
+
+
+def _leaves(tree: Any, leaf: Callable[[Any], bool]) -> list[Any]:
+    found: list[Any] = []
+
+    def note(x: Any) -> Any:
+        found.append(x)
+        return x
+
+    map_tensors(tree, note, leaf)
+    return found
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return type(parts[0])(itertools.chain.from_iterable(parts))
 
 
 def num_samples(batch: Any) -> int:

@@ -261,7 +261,7 @@ class Batches:
         told = self.world.gather((places.tolist(), data))
         order = torch.tensor([place for own, _ in told for place in own]).argsort()
         whole = stack_batches([data for _, data in told if data is not None])
-        return Batch(self._place(map_tensors(whole, lambda x: x[order])), 0, 0, len(chosen))
+        return Batch(self._place(Batch(whole, 0, 0, len(order)).take(order, 0).data), 0, 0, len(chosen))
 
     def pool(self) -> Batch | None:
         """All samples as one batch, or None where they are not kept, do not stack or lie on several ranks."""
