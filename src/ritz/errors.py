@@ -47,7 +47,8 @@ def callers_level() -> int:
     """The stacklevel of a warning that is to point at the user's line, past all calls of ours, of torch's and wrappers.
 
     Example:
-        >>> callers_level()  # called by nobody between
+        >>> exec("level = level_of()", user := {"__name__": "study", "level_of": callers_level})
+        >>> user["level"]  # called by a line of the user's
         1
     """
     frame, level = sys._getframe(1), 1

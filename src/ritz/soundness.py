@@ -149,15 +149,19 @@ class _Look:
         if self.risk.opaque:
             return
         leaves = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in params.items()}
-        with torch.enable_grad():
-            out = self.risk.output(leaves, batch)
+        try:
+            with torch.enable_grad():
+                out = self.risk.output(leaves, batch)
+        except RuntimeError:  # one that cannot be differentiated has outputs all the same; products say why
+            out = self.risk.output(params, batch)
+        else:
             if not out.requires_grad:
                 raise UnsupportedError(
                     "the outputs have no derivatives by any parameter, so that every curvature would be 0: look in the "
                     "forward pass for torch.no_grad, inference_mode, .detach(), .data, argmax or NumPy"
                 )
-            out = out.detach()
-            total = self.risk.output_loss.total(out, batch.data)
+        with torch.enable_grad():
+            total = self.risk.output_loss.total(out.detach(), batch.data)
         if total.requires_grad:
             raise UnsupportedError(
                 "the loss reads weights beside the outputs (a penalty, say), and products would not see that part; "
