@@ -112,9 +112,11 @@ marked as extrapolated.
 - "error" is the relative distance of the first product from the same product in float64, computed by reverse over
   reverse mode.
 - "matrix products alone" is the time of the matrix multiplications of a dense network whose tangents pass from layer to
-  layer, written into memory that is already allocated (`benchmarks/peers/floor.py`). It is a lower bound for the time
-  of Hessian products, and so an upper bound for the speed-up of ritz over a peer. Gauss-Newton products with few
-  outputs need fewer multiplications, because they use factors (`ritz.operators.tape.factors`).
+  layer, one vector at a time, written into memory that is already allocated (`benchmarks/peers/floor.py`). For wide
+  layers it is a lower bound for the time of Hessian products, and so an upper bound for the speed-up of ritz over a
+  peer. For layers of few outputs ("narrow"), ritz can be faster, because it multiplies the matrices of several vectors
+  as one. Gauss-Newton products with few outputs need fewer multiplications, because they use factors
+  (`ritz.operators.tape.factors`).
 - "ritz, nothing kept" recomputes everything for each product. On a CPU, "ritz" keeps the forward pass of a batch and
   the part of the gradient that all vectors share from one product to the next, where this is possible
   (`ritz.operators.tape`). PyHessian does the same for a single batch. On a GPU, compiled products of one or two vectors
