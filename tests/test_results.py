@@ -424,11 +424,11 @@ def test_a_value_that_is_not_finite_is_shown_as_it_is(value):
 @pytest.mark.parametrize(
     ("value", "stderr", "shown"),
     [
-        (75.0, 3e-15, "7.500000000000000e+01 +- 3.0e-15"),
-        (1.0, 1e-300, "1.000000000000000e+00 +- 1.0e-300"),
+        (75.5, 3e-15, "75.50000000 +- 3.0e-15"),
+        (1.0, 1e-300, "1 +- 1.0e-300"),
         (1.0, 1e300, "1.0e+00 +- 1.0e+300"),
-        (1e300, 1.0, "1.000000000000000e+300 +- 1.0e+00"),
+        (1e300, 1.0, "1.000000000e+300 +- 1.0e+00"),
     ],
 )
-def test_no_more_digits_are_shown_than_a_number_has(value, stderr, shown):
+def test_no_more_than_ten_digits_are_shown(value, stderr, shown):
     assert show(value, stderr) == shown

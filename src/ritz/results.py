@@ -20,7 +20,6 @@ from .storage import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DIGITS = 15  # behind the first, which are all that a float64 has
 _WRAPPED = 64  # characters of a convention in a line above a figure
 _HIDDEN = 100  # standard errors in an interval that is wide for another reason
 
@@ -274,8 +273,8 @@ def show(value: float, stderr: float = 0.0) -> str:
         return f"{to_digits(value, 10)} +- {stderr:.1e}"
     digits = 1 - math.floor(math.log10(abs(stderr)))
     size = math.floor(math.log10(max(abs(value), stderr)))
-    if abs(value) < 1e-3 or max(abs(value), stderr) >= 1e5 or digits + size > _DIGITS:
-        return f"{value:.{min(max(digits + size, 0), _DIGITS)}e} +- {stderr:.1e}"
+    if abs(value) < 1e-3 or max(abs(value), stderr) >= 1e5:
+        return f"{value:.{max(digits + size, 0)}e} +- {stderr:.1e}"
     return f"{value:.{max(digits, 0)}f} +- {stderr:.{max(digits, 0)}f}"
 
 

@@ -374,7 +374,7 @@ def _idle(loss: Loss, out: Tensor, grad: Tensor) -> Tensor | None:
     The largest entry of p - e_target, for an item that counts, is at least 1 - max p, whatever its target. Items so
     sure that this is lost in the precision of the gradient are no padding: they count, and have no curvature.
     """
-    if not isinstance(loss, CrossEntropy):
+    if not isinstance(loss, CrossEntropy) or out.ndim < 2:
         return None
     dim = _class_dim(loss, out)
     doubt = -torch.expm1(out.detach().float().log_softmax(dim).amax(dim))
