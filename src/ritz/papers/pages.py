@@ -67,8 +67,8 @@ At *short*, orders and differences are judged on the reduced runs, for and again
 full training can reach, such as an accuracy after 300 epochs, is then *not decidable*, and the evidence begins with
 what the run lacks.
 
-Two papers may print the same runs. `pac-bayes` mlp, allcnn, preresnet and wideresnet, at either size, use the rows of
-`false-friend` and are not independent evidence.
+Two papers may print the same runs. `pac-bayes` allcnn, preresnet and wideresnet, at either size, use the rows of
+`false-friend`, and mlp repeats its seeds: they are not independent evidence.
 
 `ritz reproduce PAPER ITEM` runs an experiment. `python benchmarks/reproductions.py --page results docs` writes these
 pages from the files in `results`, which contain settings, recipes, curves and all measured rows. Times are those of the
