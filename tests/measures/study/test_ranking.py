@@ -305,7 +305,7 @@ def test_repeats_can_be_averaged_and_are_noted_where_they_are_not():
     torch.testing.assert_close(found.columns["trace"], torch.tensor(means))
     assert found["trace"].kendall.n == 9
     assert not any("settings" in note for note in found.notes)
-    with pytest.raises(ValueError, match="average=True needs axes"):
+    with pytest.raises(ValueError, match="average=True needs axes="):
         study(rows, average=True)
 
 

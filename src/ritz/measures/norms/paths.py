@@ -81,7 +81,7 @@ def path_norm(risk: Risk) -> Estimate:
             "only weights change signs"
         )
     if not total < math.inf:
-        raise NonFiniteError(f"the sum over paths is {total}; use ritz.Risk(..., dtype=torch.float64)")
+        raise NonFiniteError(f"the sum over paths is {total}; use dtype=torch.float64")
     squared = Estimate(name="squared path norm", value=total, exact=True, convention="sum over paths, no root taken")
     text = "root of the sum over paths of squared weights, biases as paths of their own"
     return Estimate(name="path norm", value=math.sqrt(total), exact=True, convention=text, parts={"squared": squared})
