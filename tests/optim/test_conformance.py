@@ -352,7 +352,11 @@ FAULTS = [
     (CountsAnew, "nonfinite", "the count of skipped steps is 0 after load_state_dict, not 1"),
     (OneRateForAll, "groups", "a group with lr=0 is trained: head.bias has changed"),
     (LooksAtTheFirst, "empty_group", "raised IndexError: list index out of range"),
-    (TakesNothing, "no_parameters", "a model without parameters is taken: TakesNothing would train nothing"),
+    (
+        TakesNothing,
+        "no_parameters",
+        "TakesNothing accepts a model without parameters, and would silently train nothing",
+    ),
     (HoldsTheFirstRate, "scheduler", "with half the rate by LambdaLR the third step is off from half by 0.5"),
     (Forgets, "resume", "a resumed run is not the straight one: body.weight is off by"),
     (ForgetsTheRate, "resume", "a resumed run is not the straight one: body.weight is off by"),

@@ -148,8 +148,8 @@ class KFAC(torch.optim.Optimizer):
         model, seen_loss = _trainable(model), _as_loss(loss)
         if fisher == "mc" and isinstance(seen_loss, CallableLoss):
             raise ValueError(
-                "labels are drawn for cross-entropy, squared error and binary cross-entropy; for another loss say "
-                "fisher='type2', or 'empirical'"
+                "labels can be drawn for cross-entropy, squared error and binary cross-entropy only; for another loss "
+                "give fisher='type2' or 'empirical'"
             )
         self.world = world(group)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -178,7 +178,7 @@ class KFAC(torch.optim.Optimizer):
         if any(id(p) not in own for p in group["params"]):
             self.param_groups.pop()
             raise ValueError(
-                "KFAC trains the parameters of its model; this group has one that was not there, or frozen"
+                "KFAC trains the parameters of its model; this group has one that was not in it, or was frozen"
             )
         check_signs(group)
 
@@ -195,7 +195,7 @@ class KFAC(torch.optim.Optimizer):
             batch: Where the loss finds its target: (inputs, target), or a dictionary with "labels".
         """
         if not isinstance(outputs, Tensor):
-            raise TypeError(f"outputs must be the tensor that the loss is made of, got {type(outputs).__name__}")
+            raise TypeError(f"outputs must be the tensor that the loss is computed from, got {type(outputs).__name__}")
         self._watcher.observe(outputs, batch)
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
@@ -436,12 +436,12 @@ def _trainable(model: nn.Module) -> nn.Module:
     model = unwrapped(model, AVERAGING_WRAPPERS)
     if is_sharded(model):
         raise UnsupportedError(
-            "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
+            "KFAC needs whole layers, but this model is sharded by FSDP2; train it under DistributedDataParallel"
         )
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedError(
-            "model.compile() was called, and hooks on what it calls are not: give KFAC what torch.compile(model) "
-            "gives, and call that in training"
+            "after model.compile() the hooks of KFAC do not run: give it compiled = torch.compile(model) instead, and "
+            "call that in training"
         )
     for name, p in model.named_parameters():
         if is_lazy(p):
@@ -450,8 +450,8 @@ def _trainable(model: nn.Module) -> nn.Module:
             )
         if p.is_complex() and p.requires_grad:
             raise UnsupportedError(
-                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
-                "take torch.view_as_complex of that in the forward pass, or freeze it"
+                f"{name} is complex, and curvature is that of real numbers: store torch.view_as_real of it and apply "
+                "torch.view_as_complex in the forward pass, or freeze it"
             )
     return model
 

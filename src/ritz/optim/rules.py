@@ -58,7 +58,7 @@ class Seen:
         """
         estimate = getattr(self, name)
         if estimate is None:
-            raise ValueError(f"{name} was not looked for: a rule is shown what it names in `needs`")
+            raise ValueError(f"{name} was not measured: a rule only gets what it names in `needs`")
         return float(estimate.value)
 
 

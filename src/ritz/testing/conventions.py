@@ -179,7 +179,7 @@ def _no_parameters(trial: Trial) -> None:
         made = trial.make(nn.Flatten())
     except ValueError:
         return
-    raise AssertionError(f"a model without parameters is taken: {type(made).__name__} would train nothing in silence")
+    raise AssertionError(f"{type(made).__name__} accepts a model without parameters, and would silently train nothing")
 
 
 def _scheduler(trial: Trial) -> None:

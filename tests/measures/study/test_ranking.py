@@ -482,7 +482,7 @@ def test_what_is_no_number_is_left_out_with_the_reason():
         (grid(), {"measures": ["tracee"]}, ValueError, "measures: .* no column 'tracee'; did you mean trace"),
         ({"gap_loss": [1, 2], "x": ["a", "b"]}, {"measures": "x"}, ValueError, "'x' must be a column of numbers"),
         ({"gap_loss": [1, 2], "x": [1, 2]}, {"axes": "x"}, ValueError, "the table has no measure"),
-        ({"gap_loss": [1, 2], "x": [1, 2], "lr": [1, None]}, {"axes": "lr"}, ValueError, "value of axis 'lr'; run 1 has none"),
+        ({"gap_loss": [1, 2], "x": [1, 2], "lr": [1, None]}, {"axes": "lr"}, ValueError, "axis 'lr'; run 1 has none"),
         (grid(), {"higher_is_better": ["nois"]}, ValueError, "higher_is_better: 'nois' is not a measure .* mean noise"),
         (grid(), {"level": 95}, ValueError, "level must lie between 0 and 1, got 95"),
     ],

@@ -110,7 +110,7 @@ def _refuse_reweighted(loss: Loss) -> None:
     smoothed = getattr(loss, "label_smoothing", 0.0) and getattr(loss, "class_weight", None) is not None
     if smoothed or any(getattr(loss, name, None) is not None for name in ("pos_weight", "element_weight")):
         raise UnsupportedError(
-            "the Hessian of this loss is weighted otherwise than its mean is (pos_weight, element weights, or label "
+            "the Hessian of this loss has other weights than its mean (pos_weight, element weights, or label "
             "smoothing together with class weights), so the trace of the last layer has no such form; use "
             "ritz.trace(ritz.GGN(risk).block(...))"
         )

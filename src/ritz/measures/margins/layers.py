@@ -182,8 +182,8 @@ def _check(risk: Risk) -> None:
     _ = risk.output_loss  # a risk without outputs says so
     if coupled(risk):
         raise UnsupportedError(
-            "BatchNorm in train mode makes the outputs of a sample depend on its batch, so it has none of its own; use "
-            "mode='eval'"
+            "BatchNorm in train mode makes the outputs of a sample depend on its batch, so single samples have no "
+            "margins; use mode='eval'"
         )
     risk.check()
 
@@ -278,7 +278,7 @@ class _Points:
     def _settle(self, whole: Mapping[str, torch.Size], batch: Batch) -> None:
         """The first batch says which layers there are, and of what size; the others must agree."""
         if not whole:
-            raise UnsupportedError("no floating input and no linear or convolutional layer was seen to take margins at")
+            raise UnsupportedError("margins need a floating input, or a linear or convolutional layer; none was found")
         for name, shape in whole.items():
             if shape[:1] != (batch.size,):
                 raise UnsupportedError(

@@ -113,8 +113,8 @@ class Surface:
         value = float(loss)
         if not math.isfinite(value):
             raise NonFiniteError(
-                f"the loss is {value} at a point of the search, though not at the weights themselves; search less far "
-                "(a smaller rho or epsilon), or in float64"
+                f"the loss is {value} at a point of the search, though finite at the weights themselves; give a "
+                "smaller rho or epsilon, or use float64"
             )
         return value
 

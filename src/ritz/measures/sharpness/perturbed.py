@@ -262,7 +262,7 @@ def logit_normalised(risk: Risk) -> Risk:
     def normalised(out: Tensor, batch: Any) -> Tensor:
         dim, _ = loss.layout(out, batch)
         if out.shape[dim] < 2:
-            raise UnsupportedError("logit normalisation needs at least 2 classes: one logit less its mean is always 0")
+            raise UnsupportedError("logit normalisation needs at least 2 classes: one logit minus its mean is always 0")
         centred = out - out.mean(dim, keepdim=True)
         square = centred.square().sum(dim, keepdim=True)
         return centred * torch.where(square > 0, square, 1.0).rsqrt()
@@ -346,6 +346,6 @@ def _check_ball(risk: Risk, rho: float, norm: str, adaptive: bool, eta: float) -
     if norm not in get_args(Norm):
         raise ValueError(f"norm must be 'l2' or 'linf', got {norm!r}")
     if not 0 <= eta < math.inf:
-        raise ValueError(f"eta must be a number from 0 up, got {eta}")
+        raise ValueError(f"eta must be finite and not negative, got {eta}")
     if eta and not adaptive:
         raise ValueError(f"eta={eta:g} is a part of T = |w| + eta, which adaptive=True switches on")

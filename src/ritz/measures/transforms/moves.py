@@ -164,8 +164,8 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
     c = _positive("factor", factor, risk.dtype)
     if risk.mode == "train":
         raise UnsupportedError(
-            "with mode='train' BatchNorm takes the statistics of each batch: the scale before it drops out but for "
-            "eps, which nothing can make up for exactly; use mode='eval'"
+            "with mode='train' BatchNorm uses the statistics of each batch: the scale before it cancels except for "
+            "eps, which nothing can compensate exactly; use mode='eval'"
         )
     solution = _absorbed(risk, layer)
     state = risk.state()
@@ -177,8 +177,8 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
             moved[norm.weight] = (state[norm.weight].double() * excess).to(risk.dtype)
         elif float((excess - 1).abs().max()) > _tolerance(risk.dtype):
             raise UnsupportedError(
-                f"{norm.mean.rpartition('.')[0]} has no gamma to make up for eps = {norm.eps:g}, not small beside its "
-                "running variances; use BatchNorm with affine=True"
+                f"{norm.mean.rpartition('.')[0]} has no gamma to compensate eps = {norm.eps:g}, which is not "
+                "small compared with its running variances; use BatchNorm with affine=True"
             )
     return _checked(risk, moved, 1.0, f"rescaling before BatchNorm by {factor:g}")
 
@@ -289,7 +289,7 @@ def _positive(name: str, value: float, dtype: torch.dtype) -> float:
     most = math.sqrt(torch.finfo(dtype).max * torch.finfo(dtype).eps)
     if not 1 / most <= value <= most:
         raise UnsupportedError(
-            f"{name} = {value:g}: curvature goes with its square, which leaves the range of {dtype}; take a factor "
+            f"{name} = {value:g}: curvature scales with its square, which leaves the range of {dtype}; take a factor "
             f"between {1 / most:.1g} and {most:.1g}, or dtype=torch.float64"
         )
     return float(value)
@@ -338,7 +338,7 @@ def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
         raise UnsupportedError(
             f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {risk.dtype} is too coarse for it "
             f"(take a factor nearer to 1{finer}), or the network depends on these weights in a way that its trace does "
-            "not show, as by compiled code, masks or another layout of its units"
+            "not show, for example through compiled code, masks or another layout of its units"
         )
     return after
 
