@@ -108,7 +108,7 @@ def test_training_on_the_other_trace_is_compared_at_equal_seed():
     assert (
         found["training on L + eta Tr H, eta 0.001, does not diverge: share of networks at chance"].verdict == "refuted"
     )
-    (apart,) = (claim for text, claim in found.items() if "test accuracy after Tr H less after Tr G" in text)
+    (apart,) = (claim for text, claim in found.items() if "test accuracy after Tr H minus after Tr G" in text)
     assert (apart.verdict, float(apart.measured.value)) == ("refuted", pytest.approx(-87.0))
 
 
