@@ -347,7 +347,7 @@ FAULTS = [
     (DecaysTheFrozen, "frozen", "a frozen parameter is trained: body.bias has changed"),
     (DecaysTheUnused, "unused", "a parameter without a gradient is trained: spare.weight has changed"),
     (Careless, "nonfinite", "a gradient with a NaN was stepped along: body.weight has changed"),
-    (Mute, "nonfinite", "a gradient with a NaN is not told of, '': say that it is not finite"),
+    (Mute, "nonfinite", "a gradient with a NaN is not reported, '': say that it is not finite"),
     (Uncounted, "nonfinite", "a step that was skipped is not counted: the optimiser's `skipped` is 0, not 1"),
     (CountsAnew, "nonfinite", "the count of skipped steps is 0 after load_state_dict, not 1"),
     (OneRateForAll, "groups", "a group with lr=0 is trained: head.bias has changed"),

@@ -134,7 +134,7 @@ def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
     fits = int(room() / max(1.0, wanted / batch.size))
     if batch.size * each <= there:
         log.warning(
-            "a product of %d samples may take %s, of the %s there are, and the system ends a process that takes more",
+            "a product of %d samples may take %s, and there are %s; the system kills a process that takes more",
             batch.size, _told(wanted), _told(there),
         )  # fmt: skip
         return

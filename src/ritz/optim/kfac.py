@@ -245,8 +245,8 @@ class KFAC(torch.optim.Optimizer):
         self._unseen += 1
         if not self._unseen & (self._unseen - 1):
             warnings.warn(
-                f"no training pass was seen in step {self.steps}, which was to update the factors: they stay as they "
-                f"were ({self._unseen} such steps so far); {_CALL}",
+                f"no training pass was seen in step {self.steps}, which should update the factors: they stay "
+                f"unchanged ({self._unseen} such steps so far); {_CALL}",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )
@@ -259,8 +259,8 @@ class KFAC(torch.optim.Optimizer):
         if still:
             warnings.warn(
                 f"{', '.join(still[:6])}{', ...' if len(still) > 6 else ''} have gradients but no part in the outputs "
-                "that KFAC saw, and are not moved: show outputs that all of the loss is made of, opt.observe(outputs, "
-                "batch), several of them as one, torch.cat([a, b], dim=1)",
+                "that KFAC saw, and are not updated: give all outputs that the loss is computed from, "
+                "opt.observe(outputs, batch), several of them as one, torch.cat([a, b], dim=1)",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )

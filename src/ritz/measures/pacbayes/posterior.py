@@ -333,7 +333,7 @@ def _verdict(low: float, high: float, drop: float) -> str:
         stop = f"no sigma found: accuracy falls by more than {drop:g} already at sigma = {high:.3g}"
     else:
         stop = f"no sigma found: accuracy does not fall by {drop:g} up to sigma = {low:.3g}"
-    warnings.warn(f"{stop}; take another drop", NumericalWarning, stacklevel=callers_level())
+    warnings.warn(f"{stop}; give another drop", NumericalWarning, stacklevel=callers_level())
     return stop
 
 
