@@ -343,7 +343,7 @@ def _refuse_other_ranks(folder: Path, size: int) -> None:
     if other := sorted(kept - {size}):
         raise UnfitStateError(
             f"the state in {folder} is of another run: the number of ranks is {other[0]} there and {size} here; use "
-            f"{other[0]} ranks, or name another folder"
+            "the same number, or name another folder"
         )
 
 

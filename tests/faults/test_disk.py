@@ -164,7 +164,7 @@ def test_a_run_within_a_measurement_whose_state_is_not_to_be_used_ends_the_measu
 
 
 def test_the_state_of_another_number_of_ranks_is_refused(state, tmp_path):
-    with pytest.raises(UnfitStateError, match="the number of ranks is 1 there and 2 here; use 1 ranks"):
+    with pytest.raises(UnfitStateError, match="the number of ranks is 1 there and 2 here; use the same number"):
         checkpoint._refuse_other_ranks(state, 2)
     both = tmp_path / "both"
     shutil.copytree(state, both / "rank-0-of-2")

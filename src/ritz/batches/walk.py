@@ -162,9 +162,9 @@ class Batches:
         same = len({*counts}) == 1 and same_sums(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
         if not self.share and not same:
             raise ValueError(
-                f"the data is not the same on every rank: the ranks have {', '.join(map(str, counts))} samples, or "
-                "others; give the whole data on every rank, and ritz shares out the work, or share=True if each rank "
-                "holds its own part"
+                f"the data is not the same on every rank: the ranks have {', '.join(map(str, counts))} samples, "
+                "which differ in number or content; give the whole data on every rank, and ritz shares out the work, "
+                "or share=True if each rank holds its own part"
             )
         self._held = list(zip(numbers, counts, strict=True)) if self.share else []
         index, start = self._offset()

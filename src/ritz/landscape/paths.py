@@ -164,7 +164,7 @@ def plane_through(
     """The loss on the plane through three solutions: the risk's own and two others (Garipov et al. 2018).
 
     Coordinates are distances in weight space along the orthonormal axes that Gram-Schmidt makes of the two differences.
-    Buffers that both others contain are interpolated with the weights, as in `interpolate`; outside the triangle they
+    Buffers that the others contain are interpolated with the weights, as in `interpolate`; outside the triangle they
     keep their values at its edge.
 
     Args:

@@ -30,7 +30,7 @@ from .subject import HESSIAN_RUN, SHORT_RUN, Settings, Subject
 from .transforms import TRANSFORMS
 
 FEW_STEPS = 25  # gave ends inside the bulk to 0.1 %; 16 steps to 1 %
-TURNING = ("permute",)  # transforms that may only permute the matrix
+TURNING = ("permute",)  # transforms that possibly do no more than permute the matrix
 VECTORS = 2  # random vectors on which this is checked
 _GRADIENTS = 2.0  # cost of a product, in gradients
 _PASS = 0.2  # cost of a forward pass, in products

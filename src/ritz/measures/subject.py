@@ -82,7 +82,7 @@ class Subject:
     ) -> None:
         self.risk, self.test, self.init, self.settings, self.checkpoint = risk, test, init, settings, checkpoint
         self.report: Report | None = None  # called with (done, total) during a run
-        self.tell: Report | None = None  # the same for runs that stop by themselves: it does not raise
+        self.tell: Report | None = None  # the same for runs that handle stops themselves: it does not raise
         self.seconds: dict[str, float] = {}  # time of each run
         self._done: dict[str, Any] = {}
 

@@ -214,7 +214,7 @@ def _few(noises: Sequence[Mapping[str, Any]]) -> list[Claim]:
         claim(
             where="section 7.1", ours=True, expected=1.0,
             measured=geometric_mean(a / b for a, b in zip(own, at("both", most), strict=True)),
-            text=f"4 batches, each with its own probe, give the noise no worse than {most} with one: error ratio",
+            text=f"4 batches, each with its own probe, estimate the noise no worse than {most} with one: error ratio",
             evidence=f"{seen}. 4 with a probe each are off by {statistics.fmean(own):.3f}",
         )
     )  # fmt: skip

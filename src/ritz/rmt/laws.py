@@ -5,8 +5,8 @@
     `MarchenkoPastur`    S = Z'Z / n, rows of Z white, n x P            population:  covariance v I + (l - v) u u'
 
 Both are limits for large P. A spike below the threshold of Baik, Ben Arous and Péché (2005) leaves no eigenvalue
-outside of the bulk. A spike above it leaves an outlier that is larger than the spike, and whose eigenvector deviates
-from the direction of the spike by a known angle.
+outside of the bulk. A spike above it leaves an outlier that lies further out than the spike, and whose eigenvector
+deviates from the direction of the spike by a known angle.
 """
 
 import math

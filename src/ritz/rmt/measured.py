@@ -93,7 +93,7 @@ class Measured:
     def cdf(self, levels: Tensor) -> Levels:
         """The share of eigenvalues at or below each level: lower bound, value, upper bound, standard error.
 
-        For a run the bounds are those of Chebyshev, Markov and Stieltjes, the best that its moments allow.
+        For a run the bounds are those of Chebyshev, Markov and Stieltjes: the run determines no more.
         """
         if self.spectrum is None:
             sums = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights.cumsum(0)])

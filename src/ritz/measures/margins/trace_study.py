@@ -32,10 +32,10 @@ _AXES = {"aceht": "ACEHT", "bound": "margin bound", "margin": "output margin"}
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginStudy(Result):
-    """Correlations of per-sample Hessian traces with margins, for right and wrong predictions separately.
+    """Correlations of sample traces with margins; right and wrong predictions apart, with and without outliers.
 
     Attributes:
-        aceht: With the affine cross-entropy Hessian trace (figure 3a of seed 003), with and without outliers.
+        aceht: With the affine cross-entropy Hessian trace (figure 3a of seed 003).
         bound: With the margin bound (figure 3b).
         margin: With the signed output margin (figure 4a); negative, as the loss is flat where the margin is large.
         traces: The Hessian traces themselves (n,), with their errors if they were probed.

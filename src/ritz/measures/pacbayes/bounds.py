@@ -55,7 +55,7 @@ def kl_inverse(q: float, c: float, *, upper: bool = True) -> float:
         raise ValueError(f"c must not be negative, got {c}")
     if c == 0:
         return q
-    inner, outer = q, 1.0 if upper else 0.0  # kl <= c at the inner end; the result is at most the outer one
+    inner, outer = q, 1.0 if upper else 0.0  # kl <= c at the inner end; the result lies between the two
     while True:
         middle = (inner + outer) / 2
         if middle in (inner, outer):
@@ -75,7 +75,7 @@ def mcallester(error: float, kl: float, num_samples: int, delta: float = 0.05) -
         error: Empirical 0-1 error, averaged over the posterior.
         kl: KL(posterior || prior) in nats.
         num_samples: n.
-        delta: Probability that the bound fails.
+        delta: Probability with which the bound may fail.
 
     Example:
         >>> round(mcallester(0.1, 0.0, 100, 0.05), 6)  # 0.1 + sqrt(ln(400) / 200)
@@ -93,7 +93,7 @@ def seeger(error: float, kl: float, num_samples: int, delta: float = 0.05) -> fl
         error: Empirical 0-1 error, averaged over the posterior.
         kl: KL(posterior || prior) in nats.
         num_samples: n.
-        delta: Probability that the bound fails.
+        delta: Probability with which the bound may fail.
 
     Example:
         >>> round(seeger(0.0, 0.0, 100, 0.05), 6)  # 1 - exp(-ln(400) / 100)

@@ -5,8 +5,8 @@ orders are. Intervals are by Fisher's z for r (for normal data), and by the bias
 correlations (Efron 1981). P-values are those of the permutation test: with all orders of y for up to 7 points, with
 random orders for up to 500, and by the limiting law for more.
 
-A pair with a missing value (NaN) is left out and counted. If there is no correlation, because a column is constant or
-there are no points, the value is NaN and `reason` says why.
+A pair with a missing value (NaN) is left out and counted. If the correlation is undefined, because a column is constant
+or there are no points, the value is NaN and `reason` says why.
 """
 
 import math
@@ -40,7 +40,7 @@ class Correlation(Result):
 
     Attributes:
         method: "pearson", "spearman" or "kendall" (tau-b).
-        value: In [-1, 1]; NaN if there is no correlation.
+        value: In [-1, 1]; NaN if it is undefined.
         p_value: Two-sided p-value of the permutation test; NaN if there is no value.
         p_method: "exact" (all orders), "monte carlo" ((b + 1) / (m + 1) of m random orders) or "limit" (Student t for r
             and rho, normal for tau).
