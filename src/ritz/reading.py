@@ -57,7 +57,7 @@ def content(path: str | os.PathLike[str]) -> bytes:
     Example:
         >>> content("/dev/zero")
         Traceback (most recent call last):
-        ValueError: /dev/zero is not a regular file; name one
+        ValueError: /dev/zero is not a regular file; name a file
     """
     path = Path(path)
     refuse_irregular(path)

@@ -54,7 +54,7 @@ class Seen:
         """The value of one estimate.
 
         Raises:
-            ValueError: If it was not looked for.
+            ValueError: If it was not measured.
         """
         estimate = getattr(self, name)
         if estimate is None:

@@ -75,7 +75,7 @@ def build(
 
     Raises:
         TypeError: For anything else.
-        ValueError: If there is nothing to tell, or two results of one kind.
+        ValueError: If there is nothing to report, or two results of one kind.
 
     Example:
         >>> from ritz.operators import DenseOperator
