@@ -419,7 +419,7 @@ def test_a_stream_is_sampled_without_being_kept():
 
 
 def test_more_samples_than_there_are_is_refused():
-    with pytest.raises(ValueError, match=r"4 \* 3 samples asked of 11"):
+    with pytest.raises(ValueError, match=r"4 \* 3 is more than the 11 samples"):
         walk((X, Y)).sample(4, 3, seed=0)
     with pytest.raises(ValueError, match="at least 1, got 0 and 3"):
         walk((X, Y)).sample(0, 3, seed=0)

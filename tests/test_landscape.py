@@ -270,7 +270,7 @@ def test_a_grid_without_neighbours_of_zero_has_no_difference(grid):
     found = line(risk, random_direction(risk), grid=grid, derivatives=False)
     assert found.slope is None
     assert found.curvature is None
-    with pytest.raises(ValueError, match="no point at 0 with neighbours"):
+    with pytest.raises(ValueError, match="needs a grid with a point at 0 and neighbours"):
         _ = found.second_difference
 
 
@@ -577,9 +577,9 @@ def test_the_model_is_left_as_it_was():
         (lambda r, d: line(r, d, num=1), "odd and at least 3"),
         (lambda r, d: line(r, d, radius=0.0), "radius must be positive and finite, got 0"),
         (lambda r, d: line(r, d, radius=math.inf), "radius must be positive and finite"),
-        (lambda r, d: line(r, d, radius=1.0, grid=[0.0, 1.0]), "radius= or grid=, one of the two"),
-        (lambda r, d: line(r, d, grid=[1.0, 0.0]), "ascending finite numbers"),
-        (lambda r, d: line(r, d, grid=[1.0]), "two or more ascending"),
+        (lambda r, d: line(r, d, radius=1.0, grid=[0.0, 1.0]), "either radius= or grid=, not both"),
+        (lambda r, d: line(r, d, grid=[1.0, 0.0]), "finite numbers in ascending order"),
+        (lambda r, d: line(r, d, grid=[1.0]), "at least two finite numbers"),
         (lambda r, d: plane(r, d, -2 * d), "parallel: they span a line"),
         (lambda r, d: plane(r, d, d.flip(0), num=(3, 3, 3)), "a pair, got 3"),
         (lambda r, d: interpolate(r, d, num=2), "num >= 3"),

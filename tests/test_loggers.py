@@ -57,7 +57,7 @@ def test_numbers_of_torch_become_plain_ones():
 
 @pytest.mark.parametrize("kind", [lambda folder: Memory(), lambda folder: JSONLines(folder / "log.jsonl")])
 def test_a_scalar_named_step_is_refused(kind, tmp_path):
-    with pytest.raises(ValueError, match="'step' is where the step goes: give that scalar another name"):
+    with pytest.raises(ValueError, match="'step' is reserved for the step: give that scalar another name"):
         kind(tmp_path).log({"step": 1.0}, 1)
 
 
@@ -141,7 +141,7 @@ def test_a_line_in_the_middle_that_is_no_row_is_refused(line, tmp_path):
 def test_a_file_of_something_else_is_not_written_to(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("to do: nothing")
-    with pytest.raises(ValueError, match=r"notes\.txt holds something else than a log of JSON lines, 'to do: nothing'"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a log of JSON lines, it starts with 'to do: nothing'"):
         JSONLines(path)
     assert path.read_text() == "to do: nothing"
 

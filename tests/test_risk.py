@@ -554,7 +554,7 @@ def test_a_model_of_batches_that_cannot_be_cut_is_named():
 
     edges = torch.tensor([[0, 1], [3, 4]])
     risk = ritz.Risk(Graph(2, 2), CE, [(torch.randn(5, 2), edges, torch.arange(5) % 2)])
-    with pytest.raises(ValueError, match=r"a batch of 5 samples, and not half of it \(index.*batch_loss="):
+    with pytest.raises(ValueError, match=r"a batch of 5 samples, but not half of it \(index.*batch_loss="):
         risk.loss()
 
 
@@ -581,7 +581,7 @@ def test_steps_before_samples_in_the_outputs_of_a_callable_loss_are_named(mode):
     data, keywords = (X, y, *lengths), {"target": lambda batch: batch, "mode": mode, "batch_size": 3}
     steps_first = ritz.Risk(network(Speech), ctc, data, forward=lambda model, batch: model(batch[0]), **keywords)
     with pytest.raises(
-        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples: they seem to come second.*put samples first"
+        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples: samples seem to come second.*put samples first"
     ):
         steps_first.loss()
     samples_first = ritz.Risk(
@@ -857,7 +857,7 @@ def test_a_loss_that_reads_the_weights_by_itself_is_refused():
     def penalised(out, y):
         return (out - y).square().mean() + 0.5 * sum(p.square().sum() for p in model.parameters())
 
-    with pytest.raises(UnsupportedError, match="the loss reads weights beside the outputs"):
+    with pytest.raises(UnsupportedError, match="the loss uses weights besides the outputs"):
         ritz.Risk(model, penalised, (torch.randn(5, 3), torch.randn(5, 1))).loss()
 
 

@@ -448,7 +448,7 @@ def test_a_gradient_that_is_not_finite_may_be_refused():
     check_optimizer(Stubborn, nonfinite="raise", skip=only("nonfinite"))
     with pytest.raises(AssertionError, match="a gradient with a NaN raises ValueError: a gradient is not finite"):
         check_optimizer(Stubborn, skip=only("nonfinite"))
-    with pytest.raises(AssertionError, match="not told of, 'something went wrong': say that it is not finite"):
+    with pytest.raises(AssertionError, match="not reported, 'something went wrong': say that it is not finite"):
         check_optimizer(Unclear, nonfinite="raise", skip=only("nonfinite"))
 
 

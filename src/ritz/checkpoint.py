@@ -136,8 +136,8 @@ class Saved:
         common = set(own).intersection(*all_)
         if not common and any(max(numbers, default=0) for numbers in all_):  # 0 holds nothing
             raise UnfitStateError(
-                f"the states in {self.folder.parent} are not of one run: some ranks have none, or another; remove the "
-                "folder to begin anew"
+                f"the states in {self.folder.parent} are not of one run: some ranks have no state, or that of another "
+                "run; remove the folder to begin anew"
             )
         return max(common, default=None)
 
@@ -342,8 +342,8 @@ def _refuse_other_ranks(folder: Path, size: int) -> None:
             kept.add(int(of[1]))
     if other := sorted(kept - {size}):
         raise UnfitStateError(
-            f"the state in {folder} is of another run: the number of ranks is {other[0]} there and {size} here; go on "
-            "with as many, or name another folder"
+            f"the state in {folder} is of another run: the number of ranks is {other[0]} there and {size} here; use "
+            "the same number, or name another folder"
         )
 
 

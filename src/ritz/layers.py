@@ -288,7 +288,7 @@ def _batch_norm(capture: Capture, size: int) -> Gradients:
     norm = _module(capture, nn.modules.batchnorm._BatchNorm)
     mean, variance = capture.buffers.get("running_mean"), capture.buffers.get("running_var")
     if mean is None or variance is None or norm.training:
-        raise UnsupportedError(f"{capture.name} normalises by the batch, which belongs to no sample")
+        raise UnsupportedError(f"{capture.name} normalises by the batch, so its samples have no gradients of their own")
     normalised = F.batch_norm(capture.input.detach(), mean, variance, eps=norm.eps)
     return _affine(normalised, capture, size, (1,))
 

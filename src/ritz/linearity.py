@@ -90,7 +90,7 @@ def _of_batch(risk: "Risk", params: "Params", batch: "Batch") -> Linearity:
         if isinstance(node, BackwardCFunction):  # its kernels may be seen by nobody, and its gradient be another's
             own = type(node).__name__.removesuffix("Backward")
             return Linearity(
-                False, f"{own} has a gradient of its own, as compiled code: operations of torch in its place are seen"
+                False, f"{own} has its own gradient, which may hide operations; replace it by operations of torch"
             )
     seen = trace.depends(out)
     hidden = [name for name, times in uses(out, leaves).items() if times and name not in seen]

@@ -51,7 +51,7 @@ def whole_of(data: Any, size: int) -> Any:
         return data
     if type(shards) is not BatchSampler:
         raise ValueError(
-            f"a DistributedSampler inside a {type(shards).__name__}: the whole data cannot be told from that; give a "
+            f"the loader has a DistributedSampler inside a {type(shards).__name__}, which hides the whole data; give a "
             "loader of the whole data, which ritz shares out among the ranks, or share=True"
         )
     return _again(data, batch_size=shards.batch_size, drop_last=shards.drop_last)

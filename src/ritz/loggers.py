@@ -226,7 +226,7 @@ def read(path: str | os.PathLike[str]) -> Memory:
 def _row(scalars: Mapping[str, float], step: int) -> dict[str, float]:
     """Plain numbers, the step first."""
     if _PLACE in scalars:
-        raise ValueError(f"{_PLACE!r} is where the step goes: give that scalar another name")
+        raise ValueError(f"{_PLACE!r} is reserved for the step: give that scalar another name")
     return {_PLACE: int(step), **{name: float(value) for name, value in scalars.items()}}
 
 
@@ -245,7 +245,7 @@ def _mend(file: Any, path: Path) -> None:
     text = file.read()
     first, last = text.partition(b"\n")[0], text.rpartition(b"\n")[2]
     if not first.startswith(_OPENING[: len(first)]) or not last.startswith(_OPENING[: len(last)]):
-        raise ValueError(f"{path} holds something else than a log of JSON lines, {_shown(first)}: name another file")
+        raise ValueError(f"{path} is not a log of JSON lines, it starts with {_shown(first)}: name another file")
     if last and _parsed(last) is None:
         file.truncate(len(text) - len(last))
     elif last:

@@ -65,8 +65,8 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if every[name].is_complex():
             raise UnsupportedError(
-                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
-                "take torch.view_as_complex of that in the forward pass, or leave it out with params="
+                f"{name} is complex, and curvature is that of real numbers: store torch.view_as_real of it and apply "
+                "torch.view_as_complex in the forward pass, or leave it out with params="
             )
     if not names:
         raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")

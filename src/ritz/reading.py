@@ -57,7 +57,7 @@ def content(path: str | os.PathLike[str]) -> bytes:
     Example:
         >>> content("/dev/zero")
         Traceback (most recent call last):
-        ValueError: /dev/zero is not a regular file; name one
+        ValueError: /dev/zero is not a regular file; name a file
     """
     path = Path(path)
     refuse_irregular(path)
@@ -69,13 +69,13 @@ def refuse_irregular(path: Path, links: bool = True) -> None:
     try:
         kind = path.stat(follow_symlinks=links).st_mode
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {path}; name one that is there") from None
+        raise FileNotFoundError(f"there is no file {path}; name an existing file") from None
     except ValueError as error:  # a zero byte in the name
-        raise ValueError(f"{str(path)!r} is not the name of a file ({error}); name one that is there") from error
+        raise ValueError(f"{str(path)!r} is not the name of a file ({error}); name an existing file") from error
     except OSError as error:  # links in a circle, a file taken for a folder
-        raise ValueError(f"{path} cannot be read ({error.strerror}); name a file that can") from error
+        raise ValueError(f"{path} cannot be read ({error.strerror}); name a readable file") from error
     if not stat.S_ISREG(kind):
-        raise ValueError(f"{path} is not a regular file; name one")
+        raise ValueError(f"{path} is not a regular file; name a file")
 
 
 # ---------------------------------------------------------------------------------------------------- JSON

@@ -98,9 +98,9 @@ class Risk:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if (loss is None) == (batch_loss is None):
-            raise ValueError("give either loss= or batch_loss=, one of the two")
+            raise ValueError("give exactly one of loss= and batch_loss=")
         if batch_loss is not None and (forward is not None or target is not None):
-            raise ValueError("batch_loss= calls the model itself: forward= and target= have no part in it")
+            raise ValueError("batch_loss= calls the model itself: leave out forward= and target=")
         if mode not in ("eval", "train"):
             raise ValueError(f"mode must be 'eval' or 'train', got {mode!r}")
         self.model = unwrapped(model)
@@ -454,8 +454,8 @@ class Risk:
         """
         if self.sharded:
             raise UnsupportedError(
-                "what goes into the layers of a model sharded by FSDP2 and comes out of them is not looked at: exact "
-                "traces, sample traces and Kronecker factors are for models that are whole; use probes"
+                "the layers of a model sharded by FSDP2 cannot be observed: exact traces, sample traces and Kronecker "
+                "factors need a model that is not sharded; use probes"
             )
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         with torch.enable_grad(), Recorder(self.model, self.names) as recorder:

@@ -100,8 +100,8 @@ class ShardedModel:
         """
         if any(p.requires_grad or is_functorch_wrapped_tensor(p) for p in weights.values()):
             raise UnsupportedError(
-                "the outputs of a model sharded by FSDP2 are no function of weights that torch could "
-                "differentiate; there are its gradient, and products with ritz.Hessian, GGN and the Fishers"
+                "the outputs of a model sharded by FSDP2 are not a function of weights that torch can differentiate; "
+                "its gradient is available, and products with ritz.Hessian, GGN and the Fishers"
             )
         return self.at(weights)
 

@@ -32,7 +32,7 @@ class Shortcuts:
         """Give that memory back, and hold no more of it for the same; whether there was any."""
         found = [self.recordings.let_go(), self.held.let_go()]
         if any(found):
-            log.warning("out of memory: what was recorded, or kept for the next product, is let go of")
+            log.warning("out of memory: what was recorded, or kept for the next product, is released")
         return any(found)
 
     def __getstate__(self) -> dict[str, object]:  # they belong to this process

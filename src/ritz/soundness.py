@@ -69,8 +69,8 @@ def _refuse_other_weights(risk: "Risk") -> None:
         for name, here, there in zip(state, sums[0], own, strict=True):
             if abs(here - there) > 1e-9 * abs(here):
                 raise ValueError(
-                    f"rank {rank} and rank 0 have other weights, first in {name}; load the same on every rank, or "
-                    "give group='self' if each is to study a network of its own"
+                    f"rank {rank} and rank 0 have different weights, first in {name}; load the same on every rank, or "
+                    "give group='self' if each rank studies its own network"
                 )
 
 
@@ -98,11 +98,11 @@ class _Look:
         if not bool(torch.isfinite(total)):
             raise NonFiniteError(
                 f"the loss of batch {batch.index} (samples {batch.start} to {batch.start + batch.size - 1}) is "
-                f"{float(total)}: {origin(self.risk, params, batch)}; mend the data, load other weights, or use a "
+                f"{float(total)}: {origin(self.risk, params, batch)}; fix the data, load other weights, or use a "
                 "wider dtype"
             )
         if not float(weight) >= 0:
-            raise ValueError(f"the weight of batch {batch.index} is {float(weight)}; a weight counts items")
+            raise ValueError(f"the weight of batch {batch.index}, a count of items, must be >= 0, got {float(weight)}")
         if first:
             self._check_repeats(params, batch, total, weight)
             if self.risk.splittable and batch.size > 1:
@@ -164,8 +164,8 @@ class _Look:
             total = self.risk.output_loss.total(out.detach(), batch.data)
         if total.requires_grad:
             raise UnsupportedError(
-                "the loss reads weights beside the outputs (a penalty, say), and products would not see that part; "
-                "give batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
+                "the loss uses weights besides the outputs (a penalty, for example), which products would miss; give "
+                "batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
             )
 
     def _check_repeats(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
@@ -184,10 +184,10 @@ class _Look:
             if is_shortage(error) or isinstance(error, RitzError):
                 raise
             raise ValueError(
-                f"the model takes a batch of {batch.size} samples, and not half of it ({str(error)[:160]}). One that "
-                "couples the samples of a batch, by edges say, has no mean over samples: give it as batch_loss= (sum, "
-                "weight), or, where only its inputs cannot be cut, as nodes and edges of several graphs, use "
-                "mode='train', in which a batch stays whole. One that torch.export made for this size is to have a "
+                f"the model takes a batch of {batch.size} samples, but not half of it ({str(error)[:160]}). If it "
+                "couples the samples of a batch, for example by edges, there is no mean over samples: give batch_loss= "
+                "(sum, weight). If only its inputs cannot be cut, like nodes and edges of several graphs, use "
+                "mode='train', which keeps batches whole. If torch.export made it for this size, export it with a "
                 "dynamic batch dimension"
             ) from error
         totals = [float(t.detach()) for t, _ in halves]
@@ -198,7 +198,7 @@ class _Look:
             raise ValueError(
                 f"half of a batch weighs as much as all of its {batch.size} samples, {float(weight):g}: the outputs "
                 "seem not to have the samples first, and their length is the weight; put samples first in "
-                "forward=lambda model, batch: ..., and turn the outputs round inside the loss"
+                "forward=lambda model, batch: ..., and transpose the outputs inside the loss"
             )
         means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
         if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):

@@ -168,11 +168,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     stem = _stem(path)
     source = stem.with_name(stem.name + ".json")
     if not source.exists():
-        raise FileNotFoundError(f"no result at {source}; name one that is there")
+        raise FileNotFoundError(f"there is no result at {source}; name an existing one")
     text = content(source)
     tree = parse_json(text, source)
     if not isinstance(tree, dict) or "format" not in tree:
-        raise ValueError(f"{source} is no result of ritz; name one that is")
+        raise ValueError(f"{source} is not a result of ritz; name one that is")
     if tree["format"] != FORMAT:
         raise ValueError(
             f"{source} has format {brief(repr(tree['format']), 40)}; this version of ritz reads format {FORMAT}: save "
@@ -183,10 +183,10 @@ def load(path: str | os.PathLike[str]) -> Any:
     tensors = _load_tensors(stem.with_name(stem.name + ".safetensors"), _mark(text)) if count else {}
     try:
         if len(tensors) != count:
-            raise ValueError(f"{len(tensors)} tensors are beside it, and it says {count}")
+            raise ValueError(f"it should come with {count} tensors, but there are {len(tensors)}")
         result = _whole(tree["result"], tensors)
         if "checksum" in tree and tree["checksum"] != _checksum(tree["result"], tensors):  # files before had none
-            raise ValueError("its checksum is another: a bit has turned, or it was edited")
+            raise ValueError("its checksum does not match: a bit has flipped, or it was edited")
         return result
     except Exception as error:  # a tree that `save` did not write fails in nearly any way
         damaged(source, error)

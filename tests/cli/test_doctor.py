@@ -170,7 +170,7 @@ def test_an_exact_route_that_is_much_faster_than_the_one_taken_is_noted(forward,
 
 def test_the_exact_trace_of_a_piecewise_linear_network_is_noted():
     assert examine(risk_of(mlp(nn.ReLU())))["kinks"].status == "note"
-    with pytest.raises(KeyError, match="kinks was not looked at; there are: finite"):
+    with pytest.raises(KeyError, match="kinks was not examined; these were: finite"):
         examine(risk_of(mlp(nn.Tanh())))["kinks"]
 
 

@@ -221,7 +221,7 @@ def test_a_network_that_has_diverged_is_a_numerical_failure(study, capsys):
         ),
         (["study.py:make_risc"], "study.py has no function 'make_risc'; did you mean make_risk or make_test_risk?"),
         (["study.py:no_risk"], "study.py:no_risk returned a Sequential, not a ritz.Risk; let it end with"),
-        (["study.py:fails"], "study.py:fails failed in line 50: KeyError: 'mnist'; mend it"),
+        (["study.py:fails"], "study.py:fails failed in line 50: KeyError: 'mnist'; fix it"),
         (["study.py:misfit"], "the model cannot be run on the data: RuntimeError: mat1 and mat2"),
         (["study.py:make_risk", "--test", "study.py:other_model"], "study.py:other_model has another model than"),
         (

@@ -281,7 +281,7 @@ def test_a_run_that_is_done_without_a_result_is_refused(study, capsys):
     (study / "run" / "run.json").write_text(json.dumps({**header, "results": []}))
     (study / "run" / "arrays.json").unlink()
     assert main(WORDS) == 2
-    assert "run says that it is done and holds no result; name another with --out" in capsys.readouterr().err
+    assert "run is marked as done but has no result; name another folder with --out" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):

@@ -21,8 +21,8 @@ from ritz.tables import Table
         ("needs at least 2 probes, got num_probes=1", "needs at least 2 probes, got --num-probes 1"),
         ("workers must be at least 1, got 0", "--workers must be at least 1, got 0"),
         ("params= or fewer products= for the vectors", "--params or fewer --products for the vectors"),
-        ("two measures have one key: trace, trace", "--measures has a key twice: trace, trace; give each once"),
-        ("no measure is chosen: the list is empty", "--measures names none; give standard, all, or some by key"),
+        ("two measures have the same key: trace, trace", "--measures has a key twice: trace, trace; give each once"),
+        ("measures is empty: give at least one", "--measures names none; give standard, all, or some by key"),
         (
             "give loss= and forward=, or use ritz.Hessian",
             "give loss= and forward=, or take `ritz spectrum --matrix hessian`",

@@ -63,12 +63,12 @@ def test_data_that_is_not_the_same_everywhere_is_refused(refused):
 
 
 def test_weights_that_are_not_the_same_everywhere_are_refused(refused):
-    assert all("rank 1 and rank 0 have other weights, first in 0.weight" in f["other weights"][1] for f in refused)
+    assert all("rank 1 and rank 0 have different weights, first in 0.weight" in f["other weights"][1] for f in refused)
 
 
 def test_training_whose_gradients_nobody_averages_is_refused(refused):
     assert all(found["gradients apart"][0] == "ValueError" for found in refused)
-    assert all("gradients have to be averaged over ranks" in found["gradients apart"][1] for found in refused)
+    assert all("average the gradients over ranks" in found["gradients apart"][1] for found in refused)
 
 
 def test_a_group_of_ranks_may_work_without_the_others(refused):

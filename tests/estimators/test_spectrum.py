@@ -283,7 +283,7 @@ def test_the_soft_rank_of_a_known_matrix_is_exact_and_between_0_and_the_rank():
 def test_a_shift_below_the_round_off_of_the_products_is_refused():
     A = DenseOperator(operator("positive").dense().float())
     A.positive = True
-    with pytest.raises(ValueError, match="drowns in the round-off"):
+    with pytest.raises(ValueError, match="is lost in the round-off"):
         ritz.spectrum(A, 20, 4).logdet(shift=1e-9)
 
 

@@ -164,7 +164,7 @@ def test_a_run_within_a_measurement_whose_state_is_not_to_be_used_ends_the_measu
 
 
 def test_the_state_of_another_number_of_ranks_is_refused(state, tmp_path):
-    with pytest.raises(UnfitStateError, match="the number of ranks is 1 there and 2 here; go on with as many"):
+    with pytest.raises(UnfitStateError, match="the number of ranks is 1 there and 2 here; use the same number"):
         checkpoint._refuse_other_ranks(state, 2)
     both = tmp_path / "both"
     shutil.copytree(state, both / "rank-0-of-2")
@@ -249,7 +249,7 @@ def test_another_plan_is_another_run_and_another_route_is_refused(tmp_path):
     risk = jobs.make_risk()
     with pytest.raises(Killed):
         run(tmp_path, at=20, operator=ritz.Hessian(risk, route="reverse"))
-    with pytest.raises(ValueError, match="its products are by the reverse route, and 'forward' is asked for here"):
+    with pytest.raises(ValueError, match="its products are by the reverse route, this call asks for 'forward'"):
         run(tmp_path, operator=ritz.Hessian(risk, route="forward"))
     smaller = jobs.make_risk()
     smaller.plan = ritz.Plan(chunk=2)

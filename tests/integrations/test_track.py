@@ -374,7 +374,7 @@ def test_a_network_that_has_diverged_is_said_once_and_training_goes_on():
     with track(risk_of(model, X, y), every=1, measures=["trace"], budget=1.0) as tracker:
         with torch.no_grad():
             model[0].weight.fill_(math.nan)
-        with pytest.warns(NumericalWarning, match="step 1 could not be looked at: 0.weight is not finite"):
+        with pytest.warns(NumericalWarning, match="the look at step 1 failed: 0.weight is not finite"):
             assert tracker.step() is None
         assert tracker.step() is None  # a second warning would be an error here
         with pytest.raises(NonFiniteError, match=r"0\.weight is not finite"):
@@ -411,7 +411,7 @@ def test_a_logger_that_fails_is_named_once_and_neither_training_nor_the_row_is_l
 
     tracker = track(risk_of(*problem()), every=2, measures=["trace"], logger=full, budget=1.0)
     tracker.step()
-    named = rf"the logger \S*full did not take the row of step 2, .*{type(error).__name__}: .*no space"
+    named = rf"the logger \S*full failed at the row of step 2, .*{type(error).__name__}: .*no space"
     with pytest.warns(NumericalWarning, match=named):
         assert tracker.step() is not None
     tracker.step()
@@ -429,7 +429,7 @@ def test_a_logger_that_fails_does_not_keep_rows_from_the_others(monkeypatch):
 
     memory = Memory()
     tracker = track(risk_of(*problem()), measures=["trace"], logger=[[Broken(), memory]])
-    with pytest.warns(NumericalWarning, match=r"the logger \S*Broken did not take the row of step 0"):
+    with pytest.warns(NumericalWarning, match=r"the logger \S*Broken failed at the row of step 0"):
         tracker.look()
     assert memory.rows == tracker.record.rows
 

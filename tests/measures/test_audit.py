@@ -150,7 +150,7 @@ def test_bad_input_is_refused_before_any_work():
         with pytest.raises(ValueError, match="strength must be positive and not 1"):
             ritz.audit(plain(), strength=strength)
     smooth = ritz.Risk(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), nn.CrossEntropyLoss(), data())
-    with pytest.raises(UnsupportedError, match="no transform fits this network"):
+    with pytest.raises(UnsupportedError, match="no transform applies to this network"):
         ritz.audit(smooth, transforms=["rescale", "scale_output"])
 
 
@@ -250,8 +250,11 @@ def test_what_was_measured_before_is_not_measured_again():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_steps": 11}, "before is of something else: its settings is .*num_steps=10.*; leave it out"),
-        ({"measures": ["trace", "lambda_max"]}, "before has no lambda_max; measure what is to be audited"),
+        (
+            {"num_steps": 11},
+            "before is a measurement of something else: its settings is .*num_steps=10.*; leave out before=",
+        ),
+        ({"measures": ["trace", "lambda_max"]}, "before lacks lambda_max; measure these too"),
     ],
 )
 def test_a_measurement_of_something_else_is_refused(options, message):
@@ -259,7 +262,7 @@ def test_a_measurement_of_something_else_is_refused(options, message):
     known = ritz.measure(risk, **asked)
     with pytest.raises(ValueError, match=message):
         ritz.audit(risk, before=known, **{**asked, **options})
-    with pytest.raises(ValueError, match="its model is Sequential, 131 parameters, not Sequential, 64 parameters"):
+    with pytest.raises(ValueError, match="its model is Sequential, 131 parameters, expected Sequential, 64 parameters"):
         ritz.audit(plain(), before=known, **asked)
 
 

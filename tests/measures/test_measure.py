@@ -284,7 +284,7 @@ def test_an_opaque_loss_has_curvature_and_no_margins():
 def test_one_class_and_one_sample_get_a_clear_answer():
     one_class = ritz.Risk(nn.Linear(4, 1), nn.CrossEntropyLoss(), (data()[0], torch.zeros(30, dtype=torch.long)))
     m = ritz.measure(one_class)
-    assert "one class" in m.failures["margin_median"]
+    assert "at least two classes" in m.failures["margin_median"]
     assert m["trace"].value == 0
     one_sample = ritz.measure(ritz.Risk(network(), nn.CrossEntropyLoss(), data(1)), test=data(1))
     assert one_sample["margin_median"].value == one_sample["margin_q10"].value
@@ -304,9 +304,9 @@ def test_all_points_wrong_is_measured_as_it_is():
     ("options", "message"),
     [
         ({"measures": ["trac"]}, "no measure is named 'trac'; did you mean trace"),
-        ({"measures": []}, "the list is empty"),
+        ({"measures": []}, "measures is empty"),
         ({"measures": 5}, "measures must be 'standard', 'all', or a list of keys and of Measures, got int"),
-        ({"measures": ["trace", "trace"]}, "two measures have one key"),
+        ({"measures": ["trace", "trace"]}, "two measures have the same key"),
         ({"num_probes": 0}, "num_probes must be at least 1, got 0"),
         ({"sigma": 0.0}, "sigma must be positive and finite, got 0.0"),
         ({"init": torch.zeros(3)}, r"expected a flat vector \(dim=51,\), got \(3,\)"),

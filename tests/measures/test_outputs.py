@@ -247,7 +247,7 @@ def test_labels_that_are_no_class_are_refused():
 def test_one_class_has_no_margin():
     found = sample_outputs(table_risk([[1.0], [2.0]], [0, 0]))
     assert found.loss.tolist() == [0.0, 0.0]
-    with pytest.raises(UnsupportedError, match="one class: there is no other"):
+    with pytest.raises(UnsupportedError, match="at least two classes, this network has one"):
         found.need("margin")
 
 

@@ -176,7 +176,7 @@ def test_a_set_and_what_is_not_in_it_go_into_one_list():
     own = replace(MEASURES["trace"], key="own")
     assert resolve(["ggn_trace", "standard", "trace", own]) == [*resolve("standard"), MEASURES["ggn_trace"], own]
     assert resolve(["all", "standard"]) == resolve("all")
-    with pytest.raises(ValueError, match="two measures have one key"):
+    with pytest.raises(ValueError, match="two measures have the same key"):
         resolve(["standard", replace(own, key="trace", formula="another")])
 
 

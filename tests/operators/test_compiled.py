@@ -613,7 +613,7 @@ def test_where_memory_runs_out_what_is_kept_goes_first(keeps, kept, caplog):
     for _ in range(3):
         H @ V
     assert (H._chunk, len(caplog.records)) == (before, 1)
-    assert "let go of" in caplog.text
+    assert "is released" in caplog.text
     assert len(H.risk.shortcuts.held) == 0  # nor is it kept again, only to run out of memory in the next product
 
 

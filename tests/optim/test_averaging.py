@@ -325,7 +325,7 @@ def test_inside_a_swap_nothing_is_averaged_or_swapped_again():
     average = IterateAverage(network())
     average.step()
     with average.swapped():
-        with pytest.raises(RuntimeError, match="would feed it back; leave first"):
+        with pytest.raises(RuntimeError, match="would be averaged with itself; leave"):
             average.step()
         with pytest.raises(RuntimeError, match="swapped in already"), average.swapped():
             pass

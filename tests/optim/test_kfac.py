@@ -168,7 +168,7 @@ def test_new_damping_acts_at_once_and_may_differ_between_blocks():
     assert torch.equal(mixed["0.weight"], whole[0.1]["0.weight"])
     assert torch.equal(mixed["2.bias"], whole[5.0]["2.bias"])
     opt.param_groups[0]["damping"] = {"0": 0.1}
-    with pytest.raises(ValueError, match="no damping for block '2'; there is some for 0"):
+    with pytest.raises(ValueError, match="damping has no value for block '2'; it has values for 0"):
         opt.precondition(gradient)
 
 
@@ -748,7 +748,7 @@ def test_outputs_that_are_not_a_tensor_are_shown_by_observe():
     model(ROWS)["logits"].sum().backward()
     with pytest.raises(RuntimeError, match=r"gives a dict, not a tensor: call opt\.observe\(outputs, batch\) between"):
         opt.step()
-    with pytest.raises(TypeError, match="outputs must be the tensor that the loss is made of, got dict"):
+    with pytest.raises(TypeError, match="outputs must be the tensor that the loss is computed from, got dict"):
         opt.observe({}, None)
 
 
@@ -780,7 +780,7 @@ def test_a_head_whose_outputs_were_not_shown_is_told_of_and_heads_shown_as_one_a
     with pytest.raises(ValueError, match=r"a second tensor would go unseen: .* show them as one, torch\.cat"):
         opt.observe(out["side"], (ROWS, LABELS % 2))
 
-    with pytest.raises(ValueError, match="for another loss say fisher='type2'"):
+    with pytest.raises(ValueError, match="for another loss give fisher='type2'"):
         KFAC(model, 0.1, 0.1, loss=two_losses)
     joined = seeded(TwoHeads)
     opt = KFAC(joined, 0.0, 0.1, loss=two_losses, fisher="type2")
@@ -1070,7 +1070,7 @@ def test_a_model_that_is_compiled_in_place_is_refused_and_told_of_where_that_cam
     model.compile(backend="eager")
     with pytest.warns(NumericalWarning, match="no training pass was seen in step 2"):
         train(model, opt, 1)
-    with pytest.raises(UnsupportedError, match=r"give KFAC what torch\.compile\(model\) gives"):
+    with pytest.raises(UnsupportedError, match=r"give it compiled = torch\.compile\(model\)"):
         KFAC(model, 0.05, 0.1)
 
 
@@ -1389,7 +1389,7 @@ def test_outputs_that_were_flattened_are_refused():
     model = nn.Linear(5, 3)
     opt = KFAC(model, 0.1, 0.1)
     out = model(torch.ones(2, 6, 5))
-    with pytest.raises(ValueError, match="outputs of 12 samples were shown, but the model gave 2"):
+    with pytest.raises(ValueError, match="outputs of 12 samples were given, but the model returned 2"):
         opt.observe(out.flatten(0, 1), (None, torch.zeros(12, dtype=torch.long)))
     opt.observe(out.transpose(1, 2), (None, torch.zeros(2, 6, dtype=torch.long)))
 

@@ -615,7 +615,7 @@ def test_a_resumed_run_writes_the_rows_of_the_straight_one():
         ({"risk": 3}, TypeError, r"risk must be a ritz\.Risk, got int"),
         ({"every": 0}, ValueError, "every and curvature_every must be at least 1, got 0 and 1000"),
         ({"curvature": "fisher"}, ValueError, "curvature must be 'hessian' or 'ggn', got 'fisher'"),
-        ({"damping": 0.1}, ValueError, "damping must be the AutoDamping of this very optimizer"),
+        ({"damping": 0.1}, ValueError, "damping must be the AutoDamping of the same optimizer"),
         (
             {"risk": risk_of(linear())},
             ValueError,
@@ -635,7 +635,7 @@ def test_the_damping_of_another_optimiser_is_refused():
     model = linear()
     one, two = (torch.optim.Adam(model.parameters()) for _ in range(2))
     damping = AutoDamping(one, risk_of(model, noisy()), batch_size=8)
-    with pytest.raises(ValueError, match="damping must be the AutoDamping of this very optimizer"):
+    with pytest.raises(ValueError, match="damping must be the AutoDamping of the same optimizer"):
         TrainingLog(two, Memory(), damping=damping)
 
 

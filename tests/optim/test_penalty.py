@@ -489,11 +489,11 @@ def test_bad_calls_are_refused():
         TracePenalty(1.0, forward=lambda model, x: model(x).detach())(model, x)
     with pytest.raises(ValueError, match="do not depend on any parameter of the model that is trained"):
         TracePenalty(1.0).on_outputs(network(seed=1)(x), model)
-    with pytest.raises(ValueError, match="outputs tell the GGN alone"):
+    with pytest.raises(ValueError, match="outputs determine only the GGN"):
         TracePenalty(1.0, form="hessian").on_outputs(model(x), model)
     with pytest.raises(ValueError, match=r"labels \(4, 2\) do not fit outputs \(4, 2\) with classes in dimension 1"):
         TracePenalty(1.0, 1.0)(model, x, torch.zeros(4, 2).long())
-    with pytest.raises(ValueError, match=r"outputs \(1, 2\) have no dimension 4; say another class_dim="):
+    with pytest.raises(ValueError, match=r"outputs \(1, 2\) have no dimension 4; give another class_dim="):
         TracePenalty(1.0, class_dim=4)(model, x)
     with pytest.raises(TypeError, match=r"the model comes first, penalty\(model, x\): expected a module, got Tensor"):
         TracePenalty(1.0)(x, model)
@@ -695,7 +695,7 @@ def test_on_a_gpu_a_model_may_count_on_the_strides_of_a_convolution(form):
 
 def test_where_the_classes_are_is_asked_for_if_labels_do_not_tell():
     out, model = torch.randn(2, 3, 4), nn.Linear(4, 4)
-    with pytest.raises(ValueError, match=r"where the classes are in outputs \(\d, 3, 4\) is not known without labels"):
+    with pytest.raises(ValueError, match=r"dimension of the classes in outputs \(\d, 3, 4\) is unknown"):
         TracePenalty(1.0)(model, out)
     assert TracePenalty(1.0, class_dim=-1)(model, out).item() > 0
 

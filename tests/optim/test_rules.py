@@ -185,7 +185,7 @@ def test_constant_is_constant():
         (lambda: Constant(-0.1), "value must not be negative"),
         (lambda: LevenbergMarquardt(omega=1.0), "omega must lie between 0 and 1"),
         (lambda: LevenbergMarquardt(lower=0.8), "expected lower < upper and least < most"),
-        (lambda: NoiseVariance().update(seen(0.1), 1), "noise was not looked for"),
+        (lambda: NoiseVariance().update(seen(0.1), 1), "noise was not measured"),
     ],
 )
 def test_bad_arguments_are_refused(call, message):

@@ -60,7 +60,7 @@ def test_a_smaller_rise_holds_in_direction_and_a_fall_is_refuted():
     where = (
         "seed 000",
         "figure 3, with the numbers of seed 002, table 2",
-        "lambda_1 from weight decay 0 to 0.0005: times",
+        "lambda_1 from weight decay 0 to 0.0005: ratio",
     )
 
     def verdict(factor):
@@ -93,7 +93,7 @@ def test_every_step_of_weight_decay_is_judged_and_equation_7_by_its_direction_al
         row["train"]["metric_a_eq7"] = [30.0 if row["weight_decay"] != 1e-4 else 10.0] * 3
     found = {claim.text: claim for claim in judgement.decay_claims(rows) if claim.where == "equation 7, table 4"}
     steps = ("0 to 0.0001", "0.0001 to 0.0005", "0 to 0.0005")
-    texts = [f"a = Tr H + |w|^2 / 2 from weight decay {step}: times" for step in steps]
+    texts = [f"a = Tr H + |w|^2 / 2 from weight decay {step}: ratio" for step in steps]
     assert [found[text].verdict for text in texts] == ["holds", "refuted", "holds"]
     assert {claim.expected for claim in found.values()} == {1.0}
 
@@ -112,7 +112,7 @@ def test_what_lambda_1_leaves_open_is_in_the_interval_over_seeds(upper, verdict)
     for row in rows:
         value = row["eval"]["lambda_max"][0]
         row["eval"]["lambda_max"] = [value, value, upper * value]
-    text = "lambda_1 from weight decay 0 to 0.0005: times"
+    text = "lambda_1 from weight decay 0 to 0.0005: ratio"
     claim = next(claim for claim in judgement.decay_claims(rows) if claim.text == text)
     assert claim.verdict == verdict
     assert claim.measured.value == pytest.approx(130 / 49)
@@ -123,9 +123,9 @@ def test_evidence_says_which_curvature_is_in_tf32():
     rows = printed_rows("allcnn", published=False)
     del rows[0]["precision"]  # from before rows said so
     evidence = {claim.text: claim.evidence for claim in judgement.decay_claims(rows)}
-    assert ", in TF32" in evidence["lambda_1 from weight decay 0 to 0.0005: times"]
-    assert "TF32" not in evidence["lambda_1 from weight decay 0.0001 to 0.0005: times"]
-    assert "TF32" not in evidence["|w| from weight decay 0 to 0.0005: times"]
+    assert ", in TF32" in evidence["lambda_1 from weight decay 0 to 0.0005: ratio"]
+    assert "TF32" not in evidence["lambda_1 from weight decay 0.0001 to 0.0005: ratio"]
+    assert "TF32" not in evidence["|w| from weight decay 0 to 0.0005: ratio"]
 
 
 def test_the_frobenius_norm_of_the_text_is_judged_on_both_readings():
@@ -191,9 +191,9 @@ def test_one_seed_decides_directions_as_far_as_measured_for_sharpness_and_accura
     found = {claim.text: (claim.where, claim.verdict) for claim in claims if "one network each" in claim.text}
     change = "from weight decay 0 to 0.0005, one network each"
     wanted = {
-        f"lambda_1 rises {change}: times": ("figure 5", verdict),
-        f"lambda_1 in evaluation mode rises {change}: times": ("figure 8", verdict),
-        f"|w| falls {change}: times": ("section 4", "holds"),
+        f"lambda_1 rises {change}: ratio": ("figure 5", verdict),
+        f"lambda_1 in evaluation mode rises {change}: ratio": ("figure 8", verdict),
+        f"|w| falls {change}: ratio": ("section 4", "holds"),
     }
     for name in ("last 5,000", "test set"):
         wanted[f"accuracy on the {name} rises {change}: difference"] = ("section 4", generalises)
@@ -204,7 +204,7 @@ def test_one_seed_decides_directions_as_far_as_measured_for_sharpness_and_accura
 @pytest.mark.parametrize(("eval_mode", "verdict"), [(100.0, "holds"), (5.0, "refuted"), (5.6, "not decidable")])
 def test_modes_have_different_spectra_where_lambda_1_is_known_to_differ_by_a_tenth(eval_mode, verdict):
     claims = judgement.decay_claims(short_rows(spread=0.04, eval_mode=eval_mode))
-    (found,) = [claim for claim in claims if "is another than in train mode" in claim.text]
+    (found,) = [claim for claim in claims if "differs between evaluation and train mode" in claim.text]
     assert found.verdict == verdict
     assert found.evidence.startswith(f"in evaluation and in train mode {eval_mode:.3g} and 5 at decay 0; ")
 

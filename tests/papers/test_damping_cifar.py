@@ -343,7 +343,7 @@ def test_a_mean_that_is_the_start_is_compared_once():
 def test_a_better_flat_damping_at_the_mean_refutes_and_a_flat_one_that_trains_for_a_few_steps_does_not():
     beside = "KFAC 0.001, learned from 0.03 beats flat damping at its mean (KFAC 0.001, flat 0.05)"
     assert figure12(mean=43.0)[beside].verdict == "refuted"
-    diverges = "KFAC 0.001, flat 0.03: very quickly diverges, the share of runs that are lost"
+    diverges = "KFAC 0.001, flat 0.03: very quickly diverges, share of lost runs"
     for lost, verdict in ((False, "not decidable"), (True, "holds")):  # ten steps are few, but lost is lost
         assert figure12(lost=lost)[diverges].measured == lost
         assert figure12(lost=lost)[diverges].verdict == verdict

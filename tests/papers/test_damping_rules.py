@@ -69,7 +69,7 @@ def test_accuracies_are_compared_at_equal_epochs_and_at_equal_seconds():
     slow = rows(ADDED, [34.0, 35.0, 36.1], seconds=20.0)
     found = judged(rows(FLAT, [30.0, 31.0, 32.0]), slow)
     epochs, seconds = (
-        found[f"{ADDED} less flat at equal {unit}: points of test accuracy"] for unit in ("epochs", "seconds")
+        found[f"{ADDED} minus flat at equal {unit}: points of test accuracy"] for unit in ("epochs", "seconds")
     )
     assert (epochs.verdict, epochs.ours) == ("holds", False)
     assert (seconds.verdict, seconds.ours) == ("refuted", True)  # after 10 of its 20 seconds it is half as far
@@ -79,12 +79,12 @@ def test_accuracies_are_compared_at_equal_epochs_and_at_equal_seconds():
 def test_a_lost_run_counts_as_a_guess_and_a_damping_at_its_bound_is_told():
     lost = rows(LM_SIGN, [25.0, 25.0, 25.0], "lost", seconds=2.0, at_bound=0.5, median_ratio=0.9)
     found = judged(rows(FLAT, [30.0, 31.0, 32.0]), lost)
-    apart = found[f"{LM_SIGN} less flat at equal epochs: points of test accuracy"]
+    apart = found[f"{LM_SIGN} minus flat at equal epochs: points of test accuracy"]
     assert float(apart.measured.value) == pytest.approx(1.0 - 31.0)
-    in_time = found[f"{LM_SIGN} less flat at equal seconds: points of test accuracy"]
+    in_time = found[f"{LM_SIGN} minus flat at equal seconds: points of test accuracy"]
     assert float(in_time.measured.value) == pytest.approx(1.0 - 31.0)  # at the end of the run that has one
     assert found[
-        f"the damping of {LM_SIGN} stays within its bounds: share of refreshes at one, the largest"
+        f"the damping of {LM_SIGN} stays within its bounds: largest share of refreshes at a bound"
     ].verdict == ("refuted")
 
 

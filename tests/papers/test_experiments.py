@@ -110,8 +110,8 @@ def test_what_is_not_there_is_refused_with_what_is():
         ({"budget": "long"}, "budget must be one of smoke, short, paper"),
         ({"seeds": 1}, "two seeds or more, got 1"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"device": "gpu"}, "device 'gpu' is not to be had here"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is not to be had here"),
+        ({"device": "gpu"}, "device 'gpu' is not available here"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available here"),
     ],
 )
 def test_a_bad_setting_is_refused(options, message):

@@ -88,17 +88,17 @@ def test_the_two_traces_and_gradients_are_the_same_for_relu_and_differ_for_tanh(
 def test_eta_is_chosen_on_held_out_images_and_judged_on_test_images():
     found = penalty_grid_claims.claims(rows(val=(95.0, 97.0, 96.0), test=(95.0, 94.0, 99.0)))
     accuracy = found[0]
-    assert "eta 0.0001 less 0" in accuracy.text
+    assert "eta 0.0001 minus 0" in accuracy.text
     assert (accuracy.verdict, float(accuracy.measured.value)) == ("refuted", pytest.approx(-1.0))
 
 
 def test_a_penalty_that_helps_holds_and_the_published_eta_is_told_beside_the_chosen_one():
     found = penalty_grid_claims.claims(rows(val=(95.0, 96.0, 97.0), test=(95.0, 95.5, 96.0)))
     texts = {claim.text: claim.verdict for claim in found}
-    assert texts["test accuracy, eta 0.001 less 0 at weight decay 0: percentage points"] == "holds"
-    assert texts["gap of test and training error, eta 0.001 less 0 at weight decay 0: percentage points"] == "holds"
+    assert texts["test accuracy, eta 0.001 minus 0 at weight decay 0: percentage points"] == "holds"
+    assert texts["gap of test and training error, eta 0.001 minus 0 at weight decay 0: percentage points"] == "holds"
     assert texts["Tr H, eta 0.001 over 0 at weight decay 0: ratio"] == "holds"
-    assert texts["test accuracy, eta 0.0001 less 0 at weight decay 0: percentage points"] == "holds"
+    assert texts["test accuracy, eta 0.0001 minus 0 at weight decay 0: percentage points"] == "holds"
 
 
 def test_training_on_the_other_trace_is_compared_at_equal_seed():
@@ -108,7 +108,7 @@ def test_training_on_the_other_trace_is_compared_at_equal_seed():
     assert (
         found["training on L + eta Tr H, eta 0.001, does not diverge: share of networks at chance"].verdict == "refuted"
     )
-    (apart,) = (claim for text, claim in found.items() if "test accuracy after Tr H less after Tr G" in text)
+    (apart,) = (claim for text, claim in found.items() if "test accuracy after Tr H minus after Tr G" in text)
     assert (apart.verdict, float(apart.measured.value)) == ("refuted", pytest.approx(-87.0))
 
 

@@ -174,7 +174,7 @@ def test_what_is_left_of_an_error_is_judged_by_its_size_and_not_its_sign():
     [([-10.0, -12.0], "holds"), ([-1.0, -1.1], "holds in direction"), ([1.0, 1.1], "refuted")],
 )
 def test_a_sub_sample_that_errs_downwards_by_little_has_the_direction(errors, verdict):
-    assert logdets(none=errors)["log |G_B + d I| cannot be had from a sub-sample"].verdict == verdict
+    assert logdets(none=errors)["log |G_B + d I| cannot be obtained from a sub-sample"].verdict == verdict
 
 
 def test_the_smoke_run_goes_all_the_way(monkeypatch):

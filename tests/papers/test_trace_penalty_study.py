@@ -50,7 +50,7 @@ def test_the_printed_gain_is_not_significant_by_welchs_test():
 
 
 def test_the_gain_is_judged_at_equal_seed():
-    gain, tests = "accuracy on the test set, with the penalty less without", []
+    gain, tests = "accuracy on the test set, with the penalty minus without", []
     for gains in ((0.25, 0.28, 0.27, 0.26), (1.0, 1.1, 0.9, 1.0), (-0.5, -0.6, -0.4, -0.5), (-1.0, 2.0, 0.5, -0.5)):
         tests.append(verdicts(rows_of(gains))[gain])
     assert tests == ["holds", "holds in direction", "refuted", "not decidable"]  # seeds differ by more than the gain
@@ -62,25 +62,25 @@ def test_that_the_trace_falls_is_a_claim_of_its_own():
 
 
 def test_that_training_accuracy_is_the_same_is_a_claim_of_its_own():
-    text = "training accuracy, with the penalty less without"
+    text = "training accuracy, with the penalty minus without"
     assert [verdicts(rows_of((0.1, 0.2), 0.5, lost))[text] for lost in (0.0, -1.0)] == ["holds", "refuted"]
 
 
 def test_a_penalty_that_costs_accuracy_may_narrow_the_gap():
     found = verdicts(rows_of((-1.0, -1.1, -0.9), training=-3.0))
-    assert found["accuracy on the test set, with the penalty less without"] == "refuted"
-    assert found["gap in error to the test set, with the penalty less without"] == "holds in direction"
-    assert found["gap in loss to the test set, with the penalty less without"] == "refuted"
+    assert found["accuracy on the test set, with the penalty minus without"] == "refuted"
+    assert found["gap in error to the test set, with the penalty minus without"] == "holds in direction"
+    assert found["gap in loss to the test set, with the penalty minus without"] == "refuted"
     found = verdicts(rows_of((0.26, 0.28, 0.27)))
     for what in ("error", "loss"):
-        assert found[f"gap in {what} to the last 5,000, with the penalty less without"] == "holds"
+        assert found[f"gap in {what} to the last 5,000, with the penalty minus without"] == "holds"
 
 
 def test_differences_are_judged_on_what_was_run_but_that_both_fit_alike_needs_all_of_training():
     rows = [{**row, "epochs": 8, "published": False} for row in rows_of((0.1, 0.2), training=-1.0)]
     claims = {claim.text: claim for claim in trace_penalty.claims(rows)}
     (training,) = [claim for claim in claims.values() if claim.short_of]
-    assert training.text == "training accuracy, with the penalty less without"
+    assert training.text == "training accuracy, with the penalty minus without"
     assert (training.verdict, training.short_of) == (
         "not decidable", "8 of 300 epochs; a smaller network than WideResNet-28-10"
     )  # fmt: skip

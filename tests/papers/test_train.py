@@ -644,7 +644,7 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
         ({}, "'train' among its names, got none"),
         ({"test": (X, y)}, "'train' among its names, got test"),
         ({"train": (X, y[1:])}, "train has 44 inputs and 43 targets"),
-        ({"train": (X[:0], y[:0])}, "one at least"),
+        ({"train": (X[:0], y[:0])}, "at least one"),
         ({"train": (X, y.to("meta"))}, "train has inputs on cpu, targets on meta; 'train' is on cpu"),
         ({"train": (X, y), "val": (X.to("meta"), y.to("meta"))}, "val has inputs on meta, .* 'train' is on cpu"),
     ):
@@ -658,9 +658,9 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
             train(SGD, data(), folder=path, stops=(stop,))
     with pytest.raises(ValueError, match=r"44 samples do not fill one batch of 64, and drop_last is set"):
         train(replace(SGD, batch_size=64, drop_last=True), data(), folder=path)
-    with pytest.raises(ValueError, match=r"needs data\['val'\] to decide by, got train"):
+    with pytest.raises(ValueError, match=r"needs data\['val'\], got train"):
         train(ARMS["SGD averaged by val"], {"train": (X, y)}, folder=path)
-    with pytest.raises(ValueError, match=r"accuracy on data\['val'\]: its targets are no classes"):
+    with pytest.raises(ValueError, match=r"needs accuracy, but the targets of data\['val'\] are no classes"):
         train(ARMS["SGD averaged by val"], {"train": (X, y), "val": (X, X[:, :1])}, folder=path)
     with pytest.raises(ValueError, match="Gadam averages its iterates itself"):
         train(replace(ARMS["Gadam"], averaging=Averaging()), data(), folder=path)
@@ -672,8 +672,8 @@ def test_bad_calls_are_refused_before_anything_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": nn.Linear(2, 2)}, "model is a function that makes one, not a Linear"),
-        ({"loss": nn.CrossEntropyLoss()}, "loss is a function that makes one, not a CrossEntropyLoss"),
+        ({"model": nn.Linear(2, 2)}, "model must be a function that makes one, .* got a Linear"),
+        ({"loss": nn.CrossEntropyLoss()}, "loss must be a function that makes one, .* got a CrossEntropyLoss"),
         ({"optimizer": partial(torch.optim.SGD, lr=0.1)}, "optimizer is a function of"),
         ({"optimizer": torch.optim.Adam}, "optimizer is a function of"),
     ],

@@ -77,9 +77,9 @@ def test_what_is_no_result_is_refused(result, match):
 
 
 def test_nothing_and_two_of_a_kind_are_refused(results):
-    with pytest.raises(ValueError, match="nothing to tell"):
+    with pytest.raises(ValueError, match="nothing to report"):
         build()
-    with pytest.raises(ValueError, match=r"ritz\.compare puts solutions side by side"):
+    with pytest.raises(ValueError, match=r"to compare solutions, use ritz\.compare"):
         build(results.measurement, results.measurement)
     with pytest.raises(ValueError, match="two spectra are called ''"):
         build(diagonal([1.0, 2.0]), diagonal([1.0, 3.0]))

@@ -158,7 +158,7 @@ def test_a_file_of_the_user_is_not_overwritten(folder, tmp_path, capsys):
     thesis = tmp_path / "thesis.html"
     thesis.write_text("<html>mine</html>")
     assert command(folder, thesis) == 2
-    said = f"ritz report: {thesis} is there and is no page of ritz: name another file, or remove it\n"
+    said = f"ritz report: {thesis} exists and is not a page of ritz: name another file, or remove it\n"
     assert capsys.readouterr().err == said
     assert thesis.read_text() == "<html>mine</html>"
     assert command(folder, tmp_path) == 2

@@ -62,7 +62,7 @@ def test_a_page_is_not_written_over_something_else(tmp_path):
     page().write(path)
     page().write(path)  # over a page it is
     path.write_text("notes")
-    with pytest.raises(FileExistsError, match="is no page of ritz"):
+    with pytest.raises(FileExistsError, match="is not a page of ritz"):
         page().write(path)
     assert path.read_text() == "notes"
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

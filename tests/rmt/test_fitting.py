@@ -112,7 +112,7 @@ def test_weights_stand_for_repeated_eigenvalues():
 def test_nodes_without_weight_are_none():
     found = rmt.fit(torch.tensor([-1.0, 0.0, 1.0, 100.0]), torch.tensor([1.0, 1.0, 1.0, 0.0]))
     assert found == rmt.fit(torch.tensor([-1.0, 0.0, 1.0]))
-    with pytest.raises(ValueError, match="all eigenvalues are 1: there is no law to fit"):
+    with pytest.raises(ValueError, match="all eigenvalues are 1: a law needs eigenvalues that differ"):
         rmt.fit(torch.tensor([1.0, 1.0, 7.0]), torch.tensor([1.0, 1.0, 0.0]))
 
 
@@ -191,23 +191,26 @@ SHORT = ritz.spectrum(DenseOperator(rmt.wigner(50)), num_steps=2, num_probes=2, 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: rmt.fit(torch.zeros(5)), "all eigenvalues are 0: there is no law to fit"),
+        (lambda: rmt.fit(torch.zeros(5)), "all eigenvalues are 0: a law needs eigenvalues that differ"),
         (lambda: rmt.fit(torch.full((5,), 3.0)), "all eigenvalues are 3"),
         (lambda: rmt.fit(torch.tensor([0.0, 0.0, 0.0, 1.0]), by="median"), "half of it lies at 0: take by='moments'"),
         (
             lambda: rmt.fit(-torch.arange(5.0), law="marchenko-pastur", ratio=1.0),
-            "no marchenko-pastur has the scale -2",
+            "the scale of a marchenko-pastur law must be positive, this spectrum gives -2",
         ),
         (lambda: rmt.fit(torch.eye(2)), r"\(n,\), got \(2, 2\)"),
         (lambda: rmt.fit(torch.ones(2), torch.ones(3)), r"got \(2,\) and \(3,\)"),
-        (lambda: rmt.fit(torch.ones(2), torch.tensor([1.0, -1.0])), "weights not negative"),
-        (lambda: rmt.fit(torch.tensor([1.0, math.nan])), "nodes must be finite"),
+        (lambda: rmt.fit(torch.ones(2), torch.tensor([1.0, -1.0])), "no weight negative"),
+        (lambda: rmt.fit(torch.tensor([1.0, math.nan])), "nodes and weights must be finite"),
         (lambda: rmt.fit(torch.ones(2), law="wigner"), "'semicircle' or 'marchenko-pastur', got 'wigner'"),
         (lambda: rmt.fit(torch.ones(2), by="mode"), "'moments' or 'median', got 'mode'"),
-        (lambda: rmt.fit(torch.ones(2), law="marchenko-pastur"), "got 'marchenko-pastur' and None"),
-        (lambda: rmt.fit(torch.ones(2), ratio=0.5), "to it alone, got 'semicircle' and 0.5"),
-        (lambda: rmt.fit(SHORT, torch.ones(2)), "a Spectrum has weights of its own"),
-        (lambda: rmt.fit(SHORT), "three Lanczos steps, this run has 2"),
+        (
+            lambda: rmt.fit(torch.ones(2), law="marchenko-pastur"),
+            "needs ratio = P / n .*, got law='marchenko-pastur' and ratio=None",
+        ),
+        (lambda: rmt.fit(torch.ones(2), ratio=0.5), "no other law takes it, got law='semicircle' and ratio=0.5"),
+        (lambda: rmt.fit(SHORT, torch.ones(2)), "a Spectrum has its own weights"),
+        (lambda: rmt.fit(SHORT), "at least 3 Lanczos steps, this spectrum has 2"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(call, message):

@@ -77,7 +77,7 @@ def test_a_level_not_well_known_leaves_the_count_open():
 
 @pytest.mark.parametrize("call", [lambda A: rmt.outliers(A, 1.0), rmt.fit])
 def test_an_operator_is_refused_with_what_to_do(call):
-    with pytest.raises(TypeError, match=r"got DenseOperator; of an operator take ritz\.spectrum"):
+    with pytest.raises(TypeError, match=r"got DenseOperator; for an operator, pass ritz\.spectrum"):
         call(DenseOperator(torch.eye(3)))
 
 
@@ -101,7 +101,7 @@ def test_outliers_are_saved_and_loaded_equal(tmp_path):
     [
         (
             lambda: rmt.outliers(torch.eye(3), 1.0),
-            r"\(P,\), got shape \(3, 3\); of a matrix take",
+            r"\(P,\), got shape \(3, 3\); for a matrix, pass",
         ),
         (lambda: rmt.outliers(torch.tensor([math.nan]), 1.0), "one finite tensor"),
         (lambda: rmt.outliers(torch.ones(3), 1.0, level=1.0), "level must lie between 0 and 1, got 1.0"),

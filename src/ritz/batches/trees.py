@@ -171,9 +171,9 @@ def num_samples(batch: Any) -> int:
         if x.ndim:
             return len(x)
     raise ValueError(
-        f"a batch has no tensor in it that ritz sees: it is a {type(batch).__name__}{_inside(batch)}. Wanted are "
-        "tensors in tuples, lists, dictionaries, named tuples or dataclasses; of arrays make tensors (torch.as_tensor, "
-        "in collate_fn say), and of other objects dictionaries"
+        f"a batch has no tensor in it that ritz sees: it is a {type(batch).__name__}{_inside(batch)}. Give tensors in "
+        "tuples, lists, dictionaries, named tuples or dataclasses; turn arrays into tensors (torch.as_tensor, in "
+        "collate_fn for example), and other objects into dictionaries"
     )
 
 

@@ -162,8 +162,9 @@ class Batches:
         same = len({*counts}) == 1 and same_sums(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
         if not self.share and not same:
             raise ValueError(
-                f"the data is not the same on every rank: they have {', '.join(map(str, counts))} samples, or others; "
-                "give the whole data on each, which shares out the work, or share=True if each rank holds its own part"
+                f"the data is not the same on every rank: the ranks have {', '.join(map(str, counts))} samples, "
+                "which differ in number or content; give the whole data on every rank, and ritz shares out the work, "
+                "or share=True if each rank holds its own part"
             )
         self._held = list(zip(numbers, counts, strict=True)) if self.share else []
         index, start = self._offset()
@@ -235,7 +236,7 @@ class Batches:
             raise ValueError(f"num_batches and batch_size must be at least 1, got {num_batches} and {batch_size}")
         if num_batches * batch_size > self.num_samples:
             raise ValueError(
-                f"num_batches * batch_size = {num_batches} * {batch_size} samples asked of {self.num_samples}; "
+                f"num_batches * batch_size = {num_batches} * {batch_size} is more than the {self.num_samples} samples; "
                 "take fewer or smaller batches"
             )
         pool = self._own_pool()

@@ -60,7 +60,7 @@ def run(out: Path, seed: int, epochs: int, device: str, dtype: str, json: bool) 
             if not json:
                 _print(console, found)
         except KeyboardInterrupt:
-            complain("demo", f"stopped by the keyboard; the same command begins anew in {out}")
+            complain("demo", f"stopped by the keyboard; the same command starts again in {out}")
             return INTERRUPTED
         except Exception as error:
             return _failed(error)

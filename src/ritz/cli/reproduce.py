@@ -102,7 +102,7 @@ def _rows(out: Path) -> list[dict[str, str]]:
 
 def _list(console: Console, rows: list[dict[str, str]], out: Path) -> None:
     """The same as a table."""
-    header, note = ("paper", "item", "what", "source", "result"), f"result: what there is of it in {out}"
+    header, note = ("paper", "item", "what", "source", "result"), f"result: the result in {out}, if there is one"
     console.print(Table(header, [list(row.values()) for row in rows], notes=(note,)))
     console.print("\nritz reproduce PAPER [ITEM] --budget smoke|short|paper")
 

@@ -196,7 +196,7 @@ class Session:
         )  # fmt: skip
         self.again = self.run.state == "done"
         if self.again and not self.run.results:
-            raise ValueError(f"{self.run.folder} says that it is done and holds no result; name another with --out")
+            raise ValueError(f"{self.run.folder} is marked as done but has no result; name another folder with --out")
         for text in [] if self.again else self.notes:
             self.run.event("warning", text=text)
         return self.run
@@ -228,7 +228,7 @@ def checked(risk: "Risk", name: str = "") -> "Risk":
             raise
         text, whose = " ".join(str(error).split()), f"{name}: " if name else ""
         raise ValueError(
-            f"{whose}the model cannot be run on the data: {type(error).__name__}: {text}; mend the function of the risk"
+            f"{whose}the model cannot be run on the data: {type(error).__name__}: {text}; fix the function of the risk"
         ) from error
     return risk
 

@@ -140,7 +140,7 @@ def _as_theirs(file: Path, what: str) -> Iterator[None]:
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         at = "" if line is None else f" in line {line}"
         text = " ".join(str(error).split())
-        raise ValueError(f"{what}{at}: {type(error).__name__}: {text}; mend it and try again") from error
+        raise ValueError(f"{what}{at}: {type(error).__name__}: {text}; fix it and try again") from error
 
 
 # ------------------------------------------------------------------------------------------------- weights

@@ -18,7 +18,7 @@ _PHRASES = {
     "take what `ritz.GGN` gives": "take `ritz spectrum --matrix ggn`",
     "or use ritz.Hessian": "or take `ritz spectrum --matrix hessian`",
     "set RITZ_DATA or give root=": "set RITZ_DATA or give --data",
-    "no measure is chosen: the list is empty": "--measures names none; give standard, all, or some by key",
+    "measures is empty: give at least one": "--measures names none; give standard, all, or some by key",
 }  # fmt: skip
 _MEASURES = "ritz.measures.MEASURES lists them"
 _KEYWORDS = "test|init|measures|params|products|tol|num_steps|num_probes"
@@ -33,7 +33,7 @@ _RULES = (
     (re.compile(r"(?<![\w.-])(num_steps|num_probes)(?![\w=])"), r"--\1"),
     (re.compile(r'(?<![\w.-])(test|init) is "[^;]* there and null here'), r"--\1 was given there and not here"),
     (re.compile(r'(?<![\w.-])(test|init) is null there and "[^;]* here'), r"--\1 was given here and not there"),
-    (re.compile(r"two measures have one key: (.*)"), r"--measures has a key twice: \1; give each once"),
+    (re.compile(r"two measures have the same key: (.*)"), r"--measures has a key twice: \1; give each once"),
     (re.compile(r"--num_(steps|probes)"), r"--num-\1"),
 )
 

@@ -127,7 +127,7 @@ class Checkup(Result):
     def __getitem__(self, name: str) -> Finding:
         found = {finding.name: finding for finding in self.findings}
         if name not in found:
-            raise KeyError(f"{name} was not looked at; there are: {', '.join(found)}")
+            raise KeyError(f"{name} was not examined; these were: {', '.join(found)}")
         return found[name]
 
     def advice(self) -> list[str]:

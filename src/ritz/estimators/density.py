@@ -55,7 +55,7 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
         raise ValueError(f"width must be positive, got {width}")
     if width < finest * (1 - 1e-9):
         warnings.warn(
-            f"width {width:g} is finer than {s.num_steps} steps resolve: what shows are nodes, not eigenvalues; "
+            f"width {width:g} is finer than {s.num_steps} steps resolve: peaks are then nodes, not eigenvalues; "
             f"take at least {finest:.3g}, or more steps",
             NumericalWarning,
             stacklevel=callers_level(),

@@ -231,8 +231,8 @@ def refuse_coupled(risk: Risk) -> Loss:
     """
     if risk.sharded:
         raise UnsupportedError(
-            "the layers of a model sharded by FSDP2 are not looked at, so it has neither exact traces nor those of "
-            "single samples; use probes: ritz.trace(ritz.GGN(risk), 'hutchinson')"
+            "the layers of a model sharded by FSDP2 cannot be observed, so it has neither exact traces nor sample "
+            "traces; use probes: ritz.trace(ritz.GGN(risk), 'hutchinson')"
         )
     loss = risk.output_loss
     if risk.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in risk.model.modules()):

@@ -162,7 +162,7 @@ def _check_shift(s: "Spectrum", shift: float) -> float:
     least = NOISE_MARGIN * max(s.noise * float(s.spectral_norm.value), s.rounding)
     if shift < least:
         raise ValueError(
-            f"shift {shift:g} drowns in the round-off of the products; take at least {least:.2g}, or "
+            f"shift {shift:g} is lost in the round-off of the products; give at least {least:.2g}, or "
             "dtype=torch.float64"
         )
     return floor

@@ -107,8 +107,8 @@ class Precision:
         """Warn the caller of the estimator, two functions and a decorator up."""
         kind = str(dtype).removeprefix("torch.")
         warnings.warn(
-            f"products in {kind} are off by {self.distance:.0e} in the first batch, beside those in float64, and "
-            f"intervals are widened for it; {self.remedy}",
+            f"products in {kind} are off by {self.distance:.0e} in the first batch, compared with float64, and "
+            f"intervals are widened accordingly; {self.remedy}",
             NumericalWarning,
             stacklevel=callers_level(),
         )

@@ -138,8 +138,8 @@ def rounded(meter: Metered, estimate: Estimate, norm: float | None) -> Estimate:
     if not bool(torch.as_tensor(estimate.value).isfinite().all()):
         kind = str(meter.dtype).removeprefix("torch.")
         raise NonFiniteError(
-            f"the {estimate.name} of the {meter.base.matrix} is not finite, though its products are: numbers on the "
-            f"way are too large for their squares in {kind}; scale the data, or use dtype=torch.float64"
+            f"the {estimate.name} of the {meter.base.matrix} is not finite, though its products are: the "
+            f"squares of intermediate numbers are too large for {kind}; scale the data, or use dtype=torch.float64"
         )
     seen = None if norm is None else compare_precisions(meter.base, estimate.seed or 0)
     if norm is None or seen is None or not seen.rough:

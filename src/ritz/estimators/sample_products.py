@@ -117,7 +117,7 @@ class SampleProducts:
             raise UnsupportedError(
                 f"second derivatives of the sample losses by the {route} route, the only one that works, are wrong: "
                 "they disagree with differences of the gradient; look for a custom backward that forgets a term, or "
-                "take the trace of ritz.Hessian, which goes by differences then"
+                "take the trace of ritz.Hessian, which then uses differences"
             )
 
     def _differences(self, params: Params, batch: Batch, rows: Tensor, stretch: float) -> Tensor:

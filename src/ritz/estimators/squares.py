@@ -263,8 +263,8 @@ def refuse_rows(out: Tensor, batch: Batch) -> None:
     if out.ndim == 0 or len(out) != batch.size:
         raise UnsupportedError(
             f"the model gives outputs {tuple(out.shape)} for {batch.size} samples; the first dimension must be the "
-            "samples: reshape them in forward=lambda model, batch: ..., or put the tensor by whose length samples are "
-            "counted first in the batch"
+            "samples: reshape them in forward=lambda model, batch: ..., or put a tensor whose length is the number of "
+            "samples first in the batch"
         )
 
 

@@ -224,7 +224,7 @@ class Tracker:
             reason = " ".join(str(error).split())
             if reason not in self.failures.values():
                 warnings.warn(
-                    f"step {self.count} could not be looked at: {reason}", NumericalWarning, stacklevel=callers_level()
+                    f"the look at step {self.count} failed: {reason}", NumericalWarning, stacklevel=callers_level()
                 )
             self.failures[self.count] = reason
             return None
@@ -283,8 +283,8 @@ class Tracker:
                 self._failed.append(logger)
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 warnings.warn(
-                    f"the logger {_title(logger)} did not take the row of step {self.count}, which is in "
-                    f"tracker.record: {why}; of further rows nothing is said",
+                    f"the logger {_title(logger)} failed at the row of step {self.count}, which is in "
+                    f"tracker.record: {why}; its further failures are not reported",
                     NumericalWarning,
                     stacklevel=callers_level(),
                 )

@@ -4,11 +4,11 @@
     interpolation  t -> L((1 - t) w + t w')
     plane          (s, t) -> L(w + s d + t e)
 
-A picture of one or two dimensions out of P is no evidence of convexity, nor of a flat or a sharp minimum as a whole.
-Along a random unit direction d'Hd has the mean Tr H / P: the negative eigenvalues, and the few large ones, are averaged
-away, and a saddle looks like a bowl. What holds in all directions is in the spectrum (`ritz.spectrum`); a picture along
-eigenvectors shows its extremes. Layers that are rescaled without changing the function stretch the picture along any
-direction whose size does not follow the weights; filter normalisation makes up for some of that, not for all.
+A picture of one or two dimensions out of P is no evidence that the loss is convex, or that a minimum is flat or sharp
+as a whole. Along a random unit direction the mean of d'Hd is Tr H / P: the negative eigenvalues and the few large ones
+are averaged away, and a saddle looks like a bowl. The spectrum (`ritz.spectrum`) describes all directions; a picture
+along eigenvectors shows its extremes. Rescaling layers without changing the function stretches the picture along any
+direction whose size does not follow the weights; filter normalisation corrects for a part of that only.
 """
 
 from .directions import eigenvector_directions, filter_normalised, random_direction

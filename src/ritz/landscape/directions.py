@@ -1,4 +1,4 @@
-"""Directions in weight space to look along."""
+"""Directions in weight space along which to evaluate the loss."""
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,12 @@ def filter_normalised(risk: Risk, seed: int = 0, *, biases: bool = False) -> Ten
 
         d_f <- d_f ||w_f|| / ||d_f||
 
-    (Li et al. 2018, section 4). A filter is all that leads to one output unit or channel. A tensor of one dimension
-    (a bias, BatchNorm) has no filters: it stays where it is, or with `biases` is taken as one filter. Weights that are
-    shared are one parameter and are counted once. A filter of zeros does not move.
+    (Li et al. 2018, section 4). A filter is the set of weights that lead to one output unit or channel. A tensor of one
+    dimension (a bias, BatchNorm) has no filters: its part of the direction is 0, or with `biases` it counts as one
+    filter. Shared weights are one parameter and count once. A filter of zeros gets a direction of zeros.
 
     Raises:
-        ValueError: If nothing would move.
+        ValueError: If the whole direction would be zero.
 
     Example:
         >>> risk = ritz.Risk(torch.nn.Linear(3, 2), torch.nn.MSELoss(), (torch.ones(1, 3), torch.ones(1, 2)))
@@ -62,14 +62,14 @@ def filter_normalised(risk: Risk, seed: int = 0, *, biases: bool = False) -> Ten
     direction = space.join({name: scaled(name) for name in space.names})
     if not bool(direction.any()):
         raise ValueError(
-            "no filter to normalise: every weight of two or more dimensions is zero or not among the parameters; "
-            "pass biases=True, or take random_direction"
+            "no filter to normalise: every weight of two or more dimensions is zero or not among the chosen "
+            "parameters; pass biases=True, or use random_direction"
         )
     return direction
 
 
 def _sizes(x: Tensor) -> Tensor:
-    """Norms over all but the first dimension, kept."""
+    """Norms over all dimensions but the first, with the dimensions kept."""
     return row_norms(x.reshape(len(x), -1)).to(x).reshape(-1, *[1] * (x.ndim - 1))
 
 
@@ -82,9 +82,9 @@ def eigenvector_directions(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Tensor:
-    """k eigenvectors as rows (k, dim) of unit length: along them the curvature is extreme.
+    """k eigenvectors as rows (k, dim) of unit length: the directions of extreme curvature.
 
-    The sign of an eigenvector means nothing; here its largest entry is positive.
+    The sign of an eigenvector is arbitrary; it is chosen such that the largest entry is positive.
 
     Example:
         >>> from ritz.operators import DenseOperator

@@ -19,7 +19,7 @@ from .pictures import Interpolation, Line, Plane
 Weights = Mapping[str, Tensor] | Tensor  # a state dict or named tensors, or a flat vector (dim,)
 Coordinates = Tensor | Sequence[float]
 
-_MARGIN = 0.25  # what a plane through three solutions shows beyond them, as a part of their spread
+_MARGIN = 0.25  # how far a plane through three solutions extends beyond them, as a part of their spread
 
 
 def line(
@@ -35,12 +35,12 @@ def line(
     """The loss along w + t d.
 
     Args:
-        risk: Where to start, and the loss.
-        direction: (dim,), of any length: coordinates are in its lengths.
-        radius: From -radius to radius; 1 unless said.
-        num: How many points; odd, so that the solution itself is one.
-        grid: Instead of these two: ascending coordinates.
-        derivatives: Slope and curvature at 0 too, for a gradient and a Hessian product.
+        risk: The solution w, and the loss.
+        direction: d (dim,), of any length: a coordinate is a multiple of d.
+        radius: The coordinates go from -radius to radius; 1 if neither this nor `grid` is given.
+        num: Number of points; odd, so that the solution itself is one of them.
+        grid: Ascending coordinates, instead of `radius` and `num`.
+        derivatives: Also compute slope and curvature at 0, which costs a gradient and a Hessian product.
         progress: Called as progress(points done, points).
 
     Raises:
@@ -76,16 +76,17 @@ def interpolate(
 ) -> Interpolation:
     """The loss from the risk's own solution to another of the same network (Goodfellow et al. 2015).
 
-    Weights that are not among the chosen parameters move as well, where `other` holds other ones, and count in the
-    distance. Buffers that it holds, such as the running statistics of BatchNorm, move with the weights, and stay at
-    those of an end beyond it; else they are the risk's. Statistics between those of two solutions are those of neither:
-    a barrier in evaluation mode may be theirs alone (Jordan et al. 2023). With mode="train" they play no part.
+    Weights that are not among the chosen parameters move too if `other` contains different values for them, and count
+    in the distance. Buffers in `other`, such as the running statistics of BatchNorm, are interpolated with the weights,
+    and beyond an end keep their values at that end; buffers that it does not contain are those of the risk.
+    Interpolated statistics are those of neither solution, so in evaluation mode a barrier may come from them alone
+    (Jordan et al. 2023). With mode="train" they are not used.
 
     Args:
         risk: One end, and the loss.
         other: The other end: a state dict or named tensors for all chosen parameters, or a flat vector (dim,).
-        num: Points from end to end.
-        over: How far to go on beyond both ends, as a part of the distance.
+        num: Number of points from end to end.
+        over: How far to continue beyond both ends, as a part of the distance.
         progress: Called as progress(points done, points).
 
     Example:
@@ -121,12 +122,12 @@ def plane(
 ) -> Plane:
     """The loss on w + s d + t e.
 
-    Two random directions are orthogonal but for 1 / sqrt(P); others may shear the picture, see `Plane.cosine`.
+    Two random directions are orthogonal up to about 1 / sqrt(P); others may shear the picture, see `Plane.cosine`.
 
     Args:
-        risk: Where to start, and the loss.
-        first, second: Directions (dim,), of any length: coordinates are in their lengths.
-        radius, num, grid: As for a `line`; for each direction one, or one for both.
+        risk: The solution w, and the loss.
+        first, second: Directions d and e (dim,), of any length: a coordinate is a multiple of its direction.
+        radius, num, grid: As for `line`: one value for both directions, or a pair.
         progress: Called as progress(points done, points).
 
     Raises:
@@ -143,7 +144,7 @@ def plane(
     d, e = _direction(risk, first), _direction(risk, second)
     cosine = _dot(d, e) / math.sqrt(_dot(d, d) * _dot(e, e))
     if 1 - abs(cosine) < 1e-6:
-        raise ValueError("the two directions are parallel: they span a line, not a plane")
+        raise ValueError("the two directions are parallel: they span a line, not a plane; use line")
     x, y = (_axis(*given) for given in zip(_pair(radius), _pair(num), _pair(grid), strict=True))
     risk.check()
     here = risk.space.join(risk.params())
@@ -163,8 +164,8 @@ def plane_through(
     """The loss on the plane through three solutions: the risk's own and two others (Garipov et al. 2018).
 
     Coordinates are distances in weight space along the orthonormal axes that Gram-Schmidt makes of the two differences.
-    Buffers that the others hold too move with the weights, as for `interpolate`; outside the triangle they stay at its
-    edge.
+    Buffers that the others contain are interpolated with the weights, as in `interpolate`; outside the triangle they
+    keep their values at its edge.
 
     Args:
         risk: One solution, and the loss.
@@ -173,7 +174,7 @@ def plane_through(
         progress: Called as progress(points done, points).
 
     Raises:
-        ValueError: If the three lie on a line.
+        ValueError: If the three solutions lie on a line.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -191,7 +192,7 @@ def plane_through(
     along = float(apart[0] @ apart[1]) / across if across else 0.0
     height = float((apart[1] - along / across * apart[0]).norm()) if across else 0.0
     if not height > 1e-6 * max(across, float(apart[1].norm())):
-        raise ValueError("the three solutions lie on a line: take interpolate, or another solution")
+        raise ValueError("the three solutions lie on a line: use interpolate, or another solution")
     corners = torch.tensor([[0.0, 0.0], [across, 0.0], [along, height]], dtype=torch.float64)
     x, y = (_cover(corners[:, axis], count) for axis, count in enumerate(counts))
     # the point p, q is s of the first difference and t of the second: p = s across + t along, q = t height
@@ -208,7 +209,7 @@ def plane_through(
 
 
 class _Mix:
-    """All weights w + sum_i c_i (w_i - w) for a risk at w and other solutions w_i; buffers between theirs."""
+    """All weights w + sum_i c_i (w_i - w) for a risk at w and other solutions w_i, with interpolated buffers."""
 
     def __init__(self, risk: Risk, others: Sequence[Weights]) -> None:
         moved = [_moved(risk, other) for other in others]
@@ -229,7 +230,7 @@ class _Mix:
 
     def __call__(self, coefficients: Tensor) -> dict[str, Tensor]:
         inside = coefficients.clamp(min=0)
-        inside = inside / inside.sum().clamp(min=1)  # a variance beyond both ends could be negative
+        inside = inside / inside.sum().clamp(min=1)  # a variance extrapolated beyond an end could be negative
         share = torch.cat([1 - inside.sum()[None], inside])
         held = {name: torch.tensordot(share.to(stack), stack, 1) for name, stack in self.held.items()}
         return {**self.space.split(self.here + coefficients.to(self.apart) @ self.apart), **held}
@@ -240,12 +241,12 @@ def _moved(risk: Risk, weights: Weights) -> Risk:
     if isinstance(weights, Tensor):
         return risk.at(weights)
     if not isinstance(weights, Mapping):
-        raise TypeError(f"expected a state dict or a flat vector, got {type(weights).__name__}")
+        raise TypeError(f"another solution must be a state dict or a flat vector, got {type(weights).__name__}")
     weights = by_first_names(weights, risk.model)
     missing = [name for name in risk.names if name not in weights]
     if missing:
         raise ValueError(f"the other solution has no {missing[0]!r}; it has: {', '.join(list(weights)[:20])}")
-    # a state dict may hold what is no tensor of the model
+    # a state dict may contain more than parameters and buffers
     known = {name for name, _ in (*risk.model.named_parameters(), *risk.model.named_buffers())}
     besides = set(risk.model.state_dict()) - known
     return risk.at({name: value for name, value in weights.items() if name not in besides})
@@ -254,7 +255,7 @@ def _moved(risk: Risk, weights: Weights) -> Risk:
 def _evaluate(
     risk: Risk, points: Iterable[Mapping[str, Tensor]], total: int, progress: Progress | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (total,) and, where there are classes, errors at the points; the risk has been checked before."""
+    """Losses (total,) and, if there are classes, errors at the points; the risk has been checked before."""
     classes = _has_classes(risk)
     rows = []
     for done, point in enumerate(points, 1):
@@ -268,7 +269,7 @@ def _evaluate(
 
 
 def _has_classes(risk: Risk) -> bool:
-    """Whether the loss knows which labels are right, by a look at the first batch."""
+    """Whether the loss can tell right from wrong predictions, from the first batch."""
     if risk.opaque:
         return False
     batch = next(iter(risk.batches))
@@ -279,7 +280,7 @@ def _has_classes(risk: Risk) -> bool:
 
 
 def _totals(risk: Risk, classes: bool) -> Callable[[Params, Batch], tuple[Tensor, Tensor]]:
-    """Of one batch: the sum of losses and, where there are classes, of wrong labels, and their weights."""
+    """For one batch: the sum of losses and, if there are classes, the number of errors, with their weights."""
 
     def plain(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         total, weight = risk.total_and_weight(params, batch)
@@ -288,11 +289,11 @@ def _totals(risk: Risk, classes: bool) -> Callable[[Params, Batch], tuple[Tensor
     def labelled(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         out, loss = risk.output(params, batch), risk.output_loss
         items = loss.items(out, batch.data)
-        if items.margin is None:  # labels that are none, in a later batch than the first
+        if items.margin is None:  # a later batch has labels that are no classes
             wrong = out.new_tensor(math.nan)
         else:
-            wrong = ((items.weight != 0) & ~(items.margin > 0)).sum()  # so that NaN is wrong too
-        counted = (items.weight != 0).sum()  # a mistake is a mistake, whatever the weight of its class
+            wrong = ((items.weight != 0) & ~(items.margin > 0)).sum()  # NaN counts as wrong
+        counted = (items.weight != 0).sum()  # errors are not weighted by class
         weights = torch.stack([loss.weight(out, batch.data).double(), counted.double()])
         return torch.stack([loss.total(out, batch.data).double(), wrong.double()]), weights
 
@@ -303,7 +304,7 @@ def _as_plane(
     risk: Risk, x: Tensor, y: Tensor, losses: Tensor, errors: Tensor | None, points: Tensor, names: tuple[str, ...],
     cosine: float,
 ) -> Plane:  # fmt: skip
-    """Values in the order of evaluation as a table."""
+    """Values in the order of evaluation, as a table."""
     shape = len(x), len(y)
     return Plane(
         x=x, y=y, losses=losses.reshape(shape), errors=None if errors is None else errors.reshape(shape),
@@ -315,7 +316,7 @@ def _as_plane(
 
 
 def _direction(risk: Risk, given: Tensor) -> Tensor:
-    """A direction on the device and in the precision of the risk, after a look at it."""
+    """A checked direction, on the device and in the precision of the risk."""
     if not isinstance(given, Tensor) or given.shape != (risk.dim,):
         got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ValueError(f"a direction must be a flat vector (dim={risk.dim},), got {got}")
@@ -329,10 +330,10 @@ def _axis(radius: float | None, num: int, grid: Coordinates | None) -> Tensor:
     """Coordinates (n,), float64, ascending."""
     if grid is not None:
         if radius is not None:
-            raise ValueError("give radius= or grid=, one of the two")
+            raise ValueError("give either radius= or grid=, not both")
         axis = torch.as_tensor(grid, dtype=torch.float64).detach().cpu()
         if axis.ndim != 1 or len(axis) < 2 or not bool(axis.isfinite().all()) or not bool((axis.diff() > 0).all()):
-            raise ValueError(f"a grid must be two or more ascending finite numbers, got {axis.tolist()}")
+            raise ValueError(f"grid must be at least two finite numbers in ascending order, got {axis.tolist()}")
         return axis
     radius = 1.0 if radius is None else float(radius)
     if not 0 < radius < math.inf:
@@ -343,17 +344,17 @@ def _axis(radius: float | None, num: int, grid: Coordinates | None) -> Tensor:
 
 
 def _cover(values: Tensor, num: int) -> Tensor:
-    """`num` coordinates over the range of some values, and a margin."""
+    """`num` coordinates over the range of some values and a margin around it."""
     low, high = float(values.min()), float(values.max())
     air = _MARGIN * (high - low)
     return torch.linspace(low - air, high + air, num, dtype=torch.float64)
 
 
 def _pair(given: Any) -> tuple[Any, Any]:
-    """One for each direction."""
+    """The value for each direction."""
     if isinstance(given, tuple):
         if len(given) != 2:
-            raise ValueError(f"expected one value or a pair, got {len(given)} of them")
+            raise ValueError(f"radius, num and grid take one value or a pair, got {len(given)} values")
         return given
     return given, given
 

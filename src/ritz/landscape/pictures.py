@@ -1,4 +1,4 @@
-"""What was seen along lines and planes: frozen results that save, load and draw themselves."""
+"""The loss along lines and planes: frozen results that can be saved, loaded and plotted."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LEVELS = 24  # contours of a plane
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class _Picture(Result):
-    """What all of them have: losses on a grid, infinite where the loss is not finite, and 0-1 errors."""
+    """Losses on a grid, infinite where the loss is not finite, and 0-1 errors."""
 
     losses: Tensor
     errors: Tensor | None
@@ -30,13 +30,13 @@ class Line(_Picture):
     """The loss along a line through the weights.
 
     Attributes:
-        coordinates: Where, in lengths of the direction (num,), float64; 0 is the solution.
+        coordinates: Multiples of the direction (num,), float64; 0 is the solution.
         losses: Mean losses (num,), float64; infinite where the loss is not finite.
-        errors: Share of wrong labels (num,), ties wrong, or None where the loss knows no classes.
+        errors: Share of wrong predictions (num,), ties counted as wrong; None for a loss without classes.
         norm: Length of the direction.
-        slope: d'g at 0, or None where derivatives were not asked for.
-        curvature: d'Hd at 0, not divided by ||d||^2, or None.
-        convention: Which loss.
+        slope: d'g at 0, or None without derivatives.
+        curvature: d'Hd at 0, not divided by ||d||^2, or None without derivatives.
+        convention: Which loss was evaluated.
     """
 
     coordinates: Tensor
@@ -46,16 +46,16 @@ class Line(_Picture):
 
     @property
     def second_difference(self) -> Estimate:
-        """Curvature at 0 from the losses at 0 and its two neighbours: d'Hd seen at the scale of the grid.
+        """Curvature at 0 from the losses at 0 and at its two neighbours: d'Hd at the scale of the grid.
 
-        The two differ by what happens between those points: higher derivatives, or a kink of a ReLU.
+        It differs from `curvature` by what happens between those points: higher derivatives, or a kink of a ReLU.
 
         Raises:
-            ValueError: If 0 is no inner point of the grid.
+            ValueError: If 0 is not an inner point of the grid.
         """
         place = (self.coordinates == 0).nonzero().flatten()
         if not len(place) or not 0 < (i := int(place[0])) < len(self.coordinates) - 1:
-            raise ValueError("the grid has no point at 0 with neighbours on both sides, so it has no difference there")
+            raise ValueError("a second difference needs a grid with a point at 0 and neighbours on both sides of it")
         (a, _, b), (left, here, right) = self.coordinates[i - 1 : i + 2], self.losses[i - 1 : i + 2]
         value = 2 * ((right - here) / b + (left - here) / -a) / (b - a)
         return Estimate(
@@ -103,7 +103,7 @@ class Interpolation(_Picture):
 
             max_t L(t) - [(1 - t) L(0) + t L(1)],    t in [0, 1]
 
-        (Frankle et al. 2020; with the chord, Entezari et al. 2022). The same of the error rate is its part "error".
+        (Frankle et al. 2020; with the chord, Entezari et al. 2022). Its part "error" is the barrier of the error rate.
         """
         rises = {"loss": self._rise(self.losses)}
         if self.errors is not None:
@@ -138,16 +138,16 @@ class Interpolation(_Picture):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plane(_Picture):
-    """The loss on a plane through the weights. It is no evidence of convexity: P - 2 directions are not seen.
+    """The loss on a plane through the weights. It is no evidence of convexity: P - 2 directions remain unseen.
 
     Attributes:
         x, y: Coordinates along the first and the second direction (nx,) and (ny,), float64.
         losses: (nx, ny): losses[i, j] is at x[i], y[j]; infinite where the loss is not finite.
-        errors: Shares of wrong labels (nx, ny), or None.
-        points: Solutions in the plane (m, 2), the risk's own first.
-        names: What they are called.
-        cosine: Cosine of the angle between the directions; the picture is sheared where it is not 0.
-        convention: Which loss, which directions.
+        errors: Shares of wrong predictions (nx, ny); None for a loss without classes.
+        points: Coordinates of the solutions in the plane (m, 2), the risk's own first.
+        names: Names of these solutions.
+        cosine: Cosine of the angle between the directions; the picture is sheared if it is not 0.
+        convention: Which loss was evaluated, and along which directions.
     """
 
     x: Tensor
@@ -186,12 +186,12 @@ class Plane(_Picture):
 
 
 def _gaps(losses: Tensor) -> Tensor:
-    """Losses with NaN, which is drawn as a gap, where they are not finite."""
+    """Losses with NaN, which is drawn as a gap, in place of values that are not finite."""
     return losses.where(losses.isfinite(), math.nan)
 
 
 def _limits(values: Tensor) -> tuple[float, float]:
-    """The range of what is drawn with some air around it."""
+    """The range of the finite values, with some space around it."""
     finite = values[values.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     air = 0.06 * (high - low) or 0.5
@@ -199,24 +199,24 @@ def _limits(values: Tensor) -> tuple[float, float]:
 
 
 def _legend_above(ax: "Axes") -> None:
-    """A legend that covers nothing."""
+    """A legend above the axes, where it covers nothing."""
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize="small")
 
 
 def _draw_errors(ax: "Axes", coordinates: Tensor, errors: Tensor | None, losses: Tensor) -> None:
-    """The error rate in percent, on an axis to the right; where the loss is a gap, so is this."""
+    """The error rate in percent, on an axis to the right, with the gaps of the loss."""
     if errors is None:
         return
     right = ax.twinx()
     right.plot(coordinates, 100 * errors.where(losses.isfinite(), math.nan), color="tab:orange", lw=1.0, alpha=0.8)
     right.set_ylabel("error, %", color="tab:orange")
-    right.set_ylim(0.0, max(right.get_ylim()[1], 1.0))  # none at all are not drawn as if there were some
+    right.set_ylim(0.0, max(right.get_ylim()[1], 1.0))  # if all errors are 0, they are drawn at the bottom
     ax.set_zorder(right.get_zorder() + 1)  # the loss is drawn over it
     ax.patch.set_visible(False)
 
 
 def _draw_contours(ax: "Axes", x: Tensor, y: Tensor, losses: Tensor, low: float, high: float) -> None:
-    """Filled contours, equally spaced in the logarithm where all losses are positive."""
+    """Filled contours, equally spaced in the logarithm if all losses are positive."""
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import LogLocator
 
@@ -225,7 +225,7 @@ def _draw_contours(ax: "Axes", x: Tensor, y: Tensor, losses: Tensor, low: float,
         levels = torch.logspace(math.log10(low), math.log10(high), _LEVELS, dtype=torch.float64)
     else:
         levels = torch.linspace(low, high, _LEVELS, dtype=torch.float64)
-    levels[0], levels[-1] = low, high  # to the last digit, or the lowest point is a hole
+    levels[0], levels[-1] = low, high  # exactly, or round-off leaves a hole at the lowest point
     norm = (LogNorm if low > 0 else Normalize)(low, high)
     filled = ax.contourf(x.numpy(), y.numpy(), values, levels=levels.numpy(), norm=norm, cmap="viridis")
     ax.contour(x.numpy(), y.numpy(), values, levels=levels.numpy(), colors="white", linewidths=0.4, alpha=0.6)

@@ -50,9 +50,9 @@ class CallableLoss:
             return
         if not any(y.ndim and len(y) == len(out) for y in tensors_of(self.target(batch))):
             raise ValueError(
-                f"outputs {tuple(out.shape)} for {size} samples: they seem to come second, and the mean over a batch "
-                "is weighted by the length of the first dimension; put samples first in forward=lambda model, batch: "
-                "..., and turn the outputs round inside the loss"
+                f"outputs {tuple(out.shape)} for {size} samples: samples seem to come second, but the mean over a "
+                "batch is weighted by the length of the first dimension; put samples first in forward=lambda model, "
+                "batch: ..., and transpose the outputs inside the loss"
             )
 
     def total(self, out: Tensor, batch: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""Generalisation measures: sharpness, margins, PAC-Bayes, norms; what moves them, and how to compare them.
+"""Generalisation measures: sharpness, margins, PAC-Bayes, norms; what changes them, and how to compare them.
 
-`ritz.measure` takes them all from runs that they share; here each is a function of its own. `MEASURES` is the table.
+`ritz.measure` computes them all from shared runs; here each is a separate function. `MEASURES` is the table of all.
 """
 
 from .audit import Audit, Shift

@@ -1,4 +1,4 @@
-"""What a search asks of the data, and is told: one that was killed is told it again, and asks on from there."""
+"""The values that a search gets from the data, saved: after a kill, a search replays them and continues from there."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ..checkpoint import Saved, State
 
-SMALL = 1 << 10  # numbers of an answer that is kept with the others; a larger one has a file of its own
+SMALL = 1 << 10  # elements of an answer that is kept with the others; a larger one gets its own file
 
 _asking: ContextVar["Answers | None"] = ContextVar("asking", default=None)
 
 
 class Answers:
-    """The answers of one search, in order, each with the point it was asked for.
+    """The answers of one search, in order, each with its point.
 
-    A search that is begun again comes to the same points by what it is told. Where it does not, what follows is
-    forgotten. On the disk are all answers until the search is done, gradients too: 40 of them for a worst case.
+    A restarted search that gets the same answers reaches the same points. If a point differs, all later answers are
+    discarded. All answers stay on disk until the search is done, including gradients: 40 of them for a worst case.
 
     Example:
         >>> from ritz.checkpoint import Unsaved
@@ -36,13 +36,13 @@ class Answers:
     def __init__(self, saved: Saved) -> None:
         self.saved, self.number = saved, 0
         self.known: list[dict[str, Any]] = list((saved.latest or {}).get("answers", []))
-        self._large: dict[str, Tensor] = {}  # by the names of their files, those that are not on the disk yet
+        self._large: dict[str, Tensor] = {}  # by file name, those that are not on disk yet
 
     def __call__(self, point: Iterable[Tensor], ask: Callable[[], Tensor]) -> Tensor:
-        """What `ask` gives for these weights, or gave before.
+        """The result of `ask` for these weights, computed now or before.
 
         Raises:
-            StoppedError: If the run is to stop; what is known is saved by then.
+            StoppedError: If a stop was requested; all answers are saved first.
         """
         number, self.number, mark = self.number, self.number + 1, _mark(point)
         if number < len(self.known) and self.known[number]["mark"] == mark:
@@ -51,7 +51,7 @@ class Answers:
         own, file = found.detach().cpu().clone(), ""
         if own.numel() > SMALL:
             file = f"answer-{number}"
-            while self.saved.has(file):  # of what is forgotten
+            while self.saved.has(file):  # remove discarded answers
                 file += "-again"
             self._large[file] = own
         one = {"mark": mark, "told": None if file else own, "file": file, "device": str(found.device)}
@@ -75,7 +75,7 @@ class Answers:
 
 
 def answered(point: Iterable[Tensor], ask: Callable[[], Tensor]) -> Tensor:
-    """What `ask` gives; inside `recalled` what it gave before, if this was asked before.
+    """The result of `ask`; inside `recalled`, its earlier result if there is one.
 
     Example:
         >>> float(answered([torch.ones(2)], lambda: torch.tensor(3.0)))
@@ -87,7 +87,7 @@ def answered(point: Iterable[Tensor], ask: Callable[[], Tensor]) -> Tensor:
 
 @contextlib.contextmanager
 def recalled(saved: Saved) -> Iterator[None]:
-    """Answers that are given inside are kept in a state, and those of a state are given again."""
+    """Inside this context, answers are saved in a state, and those of a saved state are reused."""
     before = _asking.set(Answers(saved))
     try:
         yield
@@ -96,6 +96,6 @@ def recalled(saved: Saved) -> Iterator[None]:
 
 
 def _mark(point: Iterable[Tensor]) -> list[float]:
-    """By which weights are known again."""
+    """Numbers that identify the weights."""
     sums = [torch.stack([x.double().sum(), x.double().abs().sum()]) for x in point]
     return torch.stack(sums).cpu().flatten().tolist() if sums else []

@@ -1,8 +1,8 @@
-"""`ritz.audit`: which measures move when the function does not.
+"""`ritz.audit`: which measures change when the function does not.
 
-A network is moved to other weights where it computes the same function, or predicts the same labels, and is measured
-again. A measure of generalisation that moves has said something about the weights and not about the function: this is
-"flatness is a false friend" (seed 000, after Dinh et al. 2017) on a network of one's own.
+A network is moved to other weights with which it computes the same function, or predicts the same labels, and is
+measured again. A measure of generalisation that changes says something about the weights and not about the function:
+this is "flatness is a false friend" (seed 000, after Dinh et al. 2017) on your own network.
 """
 
 import math
@@ -59,7 +59,7 @@ class Shift:
 
     @property
     def factor(self) -> float:
-        """After through before; NaN from 0 to 0."""
+        """The value after divided by the value before; NaN if both are 0."""
         a, b = float(self.before.value), float(self.after.value)
         return b / a if a else math.nan if b == 0 else math.copysign(math.inf, b)
 
@@ -67,7 +67,8 @@ class Shift:
     def verdict(self) -> Verdict:
         """Whether it moved by more than 1 % of its size and its error bar, stayed within 1 %, or neither is known.
 
-        A search that finds the same has stayed, however much it may have missed; so has what one run serves.
+        A search that finds the same value counts as unchanged, however much it may have missed. So does a value that
+        comes from the same run before and after.
         """
         if _same_run(self.before, self.after):
             return "unchanged"
@@ -91,12 +92,12 @@ class Audit(Result):
     """Measures of one network, and of the same network at other weights.
 
     Attributes:
-        before: As it is.
-        after: By transform.
-        refused: Why a transform does not apply.
+        before: The measurement of the network as given.
+        after: The measurement after each transform, by name.
+        refused: Why a transform does not apply, by name.
         strength: The factor of the rescalings.
-        turned: Transforms after which the Hessian was seen to be the same matrix in another order, with the relative
-            error to which it is: one run serves before and after.
+        turned: Transforms after which the Hessian was found to be the same matrix in another order, with the relative
+            error of that: the run from before then also serves after.
     """
 
     before: Measurement
@@ -107,7 +108,7 @@ class Audit(Result):
 
     @cached_property
     def shifts(self) -> dict[tuple[str, str], Shift]:
-        """By (measure, transform), where it could be measured before and after; gaps on the very test data."""
+        """By (measure, transform), if it could be measured before and after; gaps are those on these test data."""
         return {
             (key, name): Shift(key, name, *(_on_this_data(key, e) for e in (estimate, found[key])))
             for name, found in self.after.items()
@@ -120,7 +121,7 @@ class Audit(Result):
         return [key for (key, name), shift in self.shifts.items() if name == transform and shift.verdict == "moved"]
 
     def table(self) -> Table:
-        """A row for each measure: its value, and what each transform did to it."""
+        """One row for each measure: its value, and what each transform did to it."""
         shifts = self.shifts
         rows = [
             (key, e.shown(), *(str(shifts[key, name]) if (key, name) in shifts else "-" for name in self.after))
@@ -136,14 +137,14 @@ class Audit(Result):
         )  # fmt: skip
 
     def _same(self, name: str) -> str:
-        """What a transform leaves as it is."""
+        """What a transform leaves unchanged: the function or the prediction."""
         text = f"the {TRANSFORMS[name].keeps} is the same"
         if name not in self.turned:
             return text
         return f"{text}, and so is the spectrum: H is in another order, to {self.turned[name]:.0e} on random vectors"
 
     def findings(self) -> list[str]:
-        """What the numbers say, a sentence for each transform."""
+        """The result in words, one sentence for each transform."""
         lines = []
         for name in self.after:
             shifts = [shift for (_, transform), shift in self.shifts.items() if transform == name]
@@ -157,7 +158,7 @@ class Audit(Result):
         return lines
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """How far each measure moved: the logarithm of its factor, a mark for each transform."""
+        """How far each measure moved: the logarithm of its factor, with a marker for each transform."""
         from ..report.figures import row_of_axes
 
         keys = [key for key in self.before if any((key, name) in self.shifts for name in self.after)][::-1]
@@ -166,7 +167,7 @@ class Audit(Result):
         for place, name in enumerate(self.after):
             offset = 0.16 * (place - (len(self.after) - 1) / 2)
             shown = [s for (_, transform), s in self.shifts.items() if transform == name and 0 < s.factor < math.inf]
-            for known in (True, False):  # hollow where the error bars do not tell
+            for known in (True, False):  # hollow if the error bars do not decide
                 some = [s for s in shown if (s.verdict != "cannot tell") == known]
                 ax.plot(
                     [math.log10(s.factor) for s in some], [keys.index(s.key) + offset for s in some],
@@ -196,14 +197,14 @@ class Audit(Result):
 
 
 def _same_run(before: Estimate, after: Estimate) -> bool:
-    """Whether both are the same bits, error bar included: of one run, since two runs differ by round-off."""
+    """Whether both are equal bit by bit, including error bars, so come from one run: two runs differ by round-off."""
     return all(
         equal(getattr(before, name), getattr(after, name)) for name in ("value", "stderr", "samples", "bracket", "seed")
     )
 
 
 def _on_this_data(key: str, estimate: Estimate) -> Estimate:
-    """A gap on the very test data, which is the same before and after, not as a sample of all data."""
+    """A gap on these test data, which are the same before and after, not as an estimate for all data."""
     of_sample = key in MEASURES and MEASURES[key].family == "gap"
     return replace(estimate, stderr=0.0, samples=None, rule=Exact(), exact=True) if of_sample else as_found(estimate)
 
@@ -266,10 +267,10 @@ def audit(
         before = _of_this(before, risk, rows, settings)
     places, refused = places_of(risk, names, strength, seed)
     if transforms is None and not _normalises(risk):
-        refused.pop("batchnorm", None)  # there is nothing to explain
+        refused.pop("batchnorm", None)  # the absence needs no explanation
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
-        raise UnsupportedError(f"no transform fits this network. {reasons}")
+        raise UnsupportedError(f"no transform applies to this network. {reasons}")
     start = None if init is None else as_vector(risk, init)
     subject = Subject(risk, on_test(risk, test), start, settings)  # refuses a test risk at other weights
     shares = Shares(settings, rows, places, progress, known=before is not None)
@@ -288,7 +289,7 @@ def audit(
 
 
 class _Run:
-    """What all places of an audit have in common."""
+    """What the measurements of an audit share."""
 
     def __init__(
         self, risk: Risk, test: Any, init: Any, rows: Sequence[Measure], settings: Settings, shares: Shares,
@@ -296,14 +297,14 @@ class _Run:
     ) -> None:  # fmt: skip
         self.risk, self.test, self.init, self.rows, self.settings = risk, test, init, rows, settings
         self.shares, self.kept, self.saved = shares, kept, saved
-        self.errors: dict[str, float] = dict((saved.latest or {}).get("errors", {}))  # of H in another order
+        self.errors: dict[str, float] = dict((saved.latest or {}).get("errors", {}))  # of a permuted H
         self.turned: dict[str, float] = {}
         self.states: list[Checkpoint] = []
 
     def measure(
         self, name: str, place: Risk, test: Any, rows: Sequence[Measure], progress: Progress | None
     ) -> Measurement:  # fmt: skip
-        """Measurements by one name, of the folder in which their state is."""
+        """A measurement under a name, which is also the folder of its state."""
         s, state = self.settings, None if self.kept is None else self.kept.within(name)
         self.states += [] if state is None else [state]
         found = measure(
@@ -315,7 +316,7 @@ class _Run:
         return found
 
     def at(self, name: str, place: Risk, before: Measurement) -> Measurement:
-        """At the weights of a transform."""
+        """The measurement at the weights of a transform."""
         there = self.test.at(place.state()) if isinstance(self.test, Risk) else self.test
         again = partial(self.measure, place=place, test=there, progress=self.shares.of(name))
         if name in TURNING and (known := before.spectrum) is not None:
@@ -329,7 +330,7 @@ class _Run:
         return self._elsewhere(name, again, before)
 
     def _elsewhere(self, name: str, again: Callable[..., Measurement], before: Measurement) -> Measurement:
-        """With few steps where verdicts need no more, and with all where one is left open."""
+        """A measurement with few steps if that decides all verdicts, else with all steps."""
         steps = steps_elsewhere(self.rows, self.settings.num_steps)
         if steps == self.settings.num_steps:
             return again(name, rows=self.rows)
@@ -338,7 +339,7 @@ class _Run:
         run = [row for row in self.rows if row.cost == "Hessian"]
         if not any(
             row.key in pairs and Shift(row.key, "", *pairs[row.key]).verdict == "cannot tell" for row in run
-        ):  # more steps narrow brackets, and nothing else
+        ):  # more steps only narrow brackets
             return found
         whole = again(name, rows=run)
         return replace(
@@ -347,21 +348,21 @@ class _Run:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Remove the states of the measurements, when all is kept together."""
+        """Remove the states of the single measurements, once the whole is saved."""
         for state in self.states:
             state.remove()
 
 
 def _given(known: Spectrum, subject: Subject) -> Spectrum:
-    """A run that is there."""
+    """An existing run, in the form of a function of a subject."""
     return known
 
 
 def _named(transforms: str | Sequence[str] | None) -> list[str]:
-    """The transforms that are asked for, all of them known."""
+    """The requested transforms; refuses unknown names."""
     names = [transforms] if isinstance(transforms, str) else list(TRANSFORMS if transforms is None else transforms)
     if not names:
-        raise ValueError(f"no transform is chosen; there are: {', '.join(TRANSFORMS)}")
+        raise ValueError(f"transforms is empty; there are: {', '.join(TRANSFORMS)}")
     if unknown := [name for name in names if name not in TRANSFORMS]:
         raise ValueError(f"no transform is named {unknown[0]!r}; there are: {', '.join(TRANSFORMS)}")
     return names
@@ -373,7 +374,7 @@ def _normalises(risk: Risk) -> bool:
 
 
 def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings: Settings) -> Measurement:
-    """What is asked for of an earlier measurement, once it can be one of this risk.
+    """The requested part of an earlier measurement, checked to be one of this risk.
 
     Raises:
         ValueError: If it is of another model, other data or settings, or lacks a measure.
@@ -385,9 +386,11 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
     }
     for name, wanted in own.items():
         if (got := getattr(before, name)) != wanted:
-            raise ValueError(f"before is of something else: its {name} is {got}, not {wanted}; leave it out")
+            raise ValueError(
+                f"before is a measurement of something else: its {name} is {got}, expected {wanted}; leave out before="
+            )
     if missing := [row.key for row in rows if row.key not in before and row.key not in before.failures]:
-        raise ValueError(f"before has no {', '.join(missing)}; measure what is to be audited, or leave it out")
+        raise ValueError(f"before lacks {', '.join(missing)}; measure these too, or leave out before=")
     keys = {row.key for row in rows}
     parts = {
         name: {key: value for key, value in getattr(before, name).items() if key in keys}

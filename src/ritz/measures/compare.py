@@ -1,7 +1,7 @@
-"""`ritz.compare`: which of several solutions a measure calls better, and whether it can tell.
+"""`ritz.compare`: which of several solutions a measure calls better, and whether the difference is significant.
 
-Solutions of one problem are measured with common probes and on common test items, so the difference of two of them is
-taken probe by probe or item by item, and is known better than either value.
+Solutions of one problem are measured with common probes and on common test items, so the difference of two solutions is
+taken probe by probe or item by item, and is known more accurately than either value.
 """
 
 import os
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NAMED = 4  # pairs of solutions in a sentence; the order has all of them
-_DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # of many measures
+_NAMED = 4  # pairs of solutions named in a sentence; the order shows all
+_DRAWN = ("gap_loss", "trace", "spectral_norm", "metric_a")  # drawn by default if there are many measures
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,10 +42,10 @@ class Ranking(Result):
 
     Attributes:
         key: The measure.
-        order: Names of solutions; the one that the measure prefers first, or the smallest where it prefers none.
-        better: Which end goes with a small gap, as it is said.
-        steps: How probable the order of each two neighbours is, one less than solutions.
-        equal: Whether all values are the same.
+        order: Names of the solutions, the preferred one first, or the smallest first if the measure has no preference.
+        better: Which values are said to go with a small gap.
+        steps: The probability of the order of each pair of neighbours; one fewer than solutions.
+        equal: Whether all values are equal.
 
     Example:
         >>> ranking = Ranking(key="trace", order=("a", "b", "c"), better="lower", steps=(0.999, 0.6))
@@ -61,12 +61,12 @@ class Ranking(Result):
 
     @property
     def probability(self) -> float:
-        """That the whole order is real, at least: one less what each step may be wrong by."""
+        """Lower bound on the probability that the whole order is right: 1 minus the sum of the steps' errors."""
         return max(1 - sum(1 - step for step in self.steps), 0.0)
 
     @property
     def sure(self) -> tuple[bool, ...]:
-        """Which steps are taken for real: so many that with all alike one is wrong in at most 5 % of the cases."""
+        """Which steps count as real: if all solutions are alike, some step is wrongly so in at most 5 % of cases."""
         return tuple(step >= 1 - MISS / 2 / len(self.steps) for step in self.steps)
 
     @property
@@ -102,7 +102,7 @@ class Agreement:
 
     same: int
     opposite: int
-    pairs: int  # of solutions whose outcomes differ by more than their noise
+    pairs: int  # pairs of solutions whose outcomes differ by more than their noise
 
     @property
     def verdict(self) -> str:
@@ -128,7 +128,7 @@ class Comparison(Result, Mapping[str, Ranking]):
 
     def __getitem__(self, key: str) -> Ranking:
         if key not in self.rankings:
-            raise KeyError(f"{key} was not measured on every solution; there are: {', '.join(self.rankings)}")
+            raise KeyError(f"{key} was not measured on every solution; these were: {', '.join(self.rankings)}")
         return self.rankings[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -138,7 +138,7 @@ class Comparison(Result, Mapping[str, Ranking]):
         return len(self.rankings)
 
     def change(self, key: str, first: str, second: str) -> Estimate:
-        """What `second` has more of than `first`, paired."""
+        """The value of `second` minus that of `first`, as a paired difference."""
         for name in (first, second):
             if name not in self.measurements:
                 raise ValueError(f"no solution is named {name!r}; there are: {', '.join(self.measurements)}")
@@ -149,13 +149,13 @@ class Comparison(Result, Mapping[str, Ranking]):
 
     @cached_property
     def _changes(self) -> dict[tuple[str, str, str], Estimate]:
-        """Those that were asked for: every measure is held against the same changes of the outcome."""
+        """Changes computed so far: every measure is compared with the same changes of the outcome."""
         return {}
 
     def agreement(self, key: str, outcome: str = "gap_loss") -> Agreement:
-        """In how many pairs that differ in outcome the measure goes the same or the other way, both beyond noise.
+        """In how many pairs of solutions measure and outcome change in the same or opposite directions, beyond noise.
 
-        A measure of which a high value is called good counts as its negative.
+        A measure for which a high value is called good counts with its sign flipped.
         """
         sign = -1 if self[key].better == "higher" else 1
         products = [
@@ -166,12 +166,12 @@ class Comparison(Result, Mapping[str, Ranking]):
         return Agreement(products.count(1), products.count(-1), len(products))
 
     def table(self, outcome: str | None = None) -> Table:
-        """Each measure's verdict and order, the values, and how it goes with the outcome where that is known.
+        """Each measure's verdict, order and values, and its agreement with the outcome if that is known.
 
-        `outcome` is a key of those that were measured; the gap in loss by default.
+        `outcome` is the key of a measure that was taken; by default the gap in loss.
         """
         if outcome is not None:
-            self[outcome]  # or it says which there are
+            self[outcome]  # raises an error with the keys there are
         known = outcome or ("gap_loss" if "gap_loss" in self.rankings else None)
         header = ["measure", "verdict", "order", *self.measurements, *([f"with {known}"] if known else [])]
         rows = []
@@ -187,9 +187,9 @@ class Comparison(Result, Mapping[str, Ranking]):
     @overload
     def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes") -> "Axes": ...
     def plot(self, keys: Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure | Axes":
-        """The values of the solutions, each with its 95 % interval; a panel for each measure, four if not said.
+        """The values of the solutions, each with its 95 % interval; one panel for each measure in `keys`.
 
-        A given ax has one measure, the first of these.
+        Without `keys`, up to four measures are shown. A given `ax` shows one measure, the first of them.
         """
         from ..report.figures import row_of_axes
 
@@ -198,7 +198,7 @@ class Comparison(Result, Mapping[str, Ranking]):
             raise ValueError("there is nothing to draw: no measure was taken on every solution")
         if ax is not None:
             if keys and len(drawn) > 1:
-                raise ValueError(f"one ax has one measure, got {', '.join(drawn)}; draw each on its own, or give no ax")
+                raise ValueError(f"one ax shows one measure, got {', '.join(drawn)}; give one key, or no ax")
             return self._draw(drawn[0], ax)
         names = list(self.measurements)
         longest = max(map(len, names))
@@ -208,7 +208,7 @@ class Comparison(Result, Mapping[str, Ranking]):
         return figure
 
     def _draw(self, key: str, ax: "Axes") -> "Axes":
-        """A line for each solution, the first on top: names are long, and may be many."""
+        """One line for each solution, the first on top: there may be many, with long names."""
         found = [m[key] for m in self.measurements.values()]
         values, places = [float(e.value) for e in found], range(len(found))
         ax.errorbar(values, places, xerr=list(zip(*map(reach, found), strict=True)), fmt="o", capsize=3)
@@ -218,7 +218,7 @@ class Comparison(Result, Mapping[str, Ranking]):
         return ax
 
     def _drawn(self) -> list[str]:
-        """The measures that are drawn at first: all where there are few."""
+        """The measures that are drawn by default: all if there are few."""
         there = list(self.rankings)
         usual = [key for key in _DRAWN if key in there]
         return there if len(there) <= len(_DRAWN) else usual or there[: len(_DRAWN)]
@@ -277,10 +277,12 @@ def compare(
     notes = check_solutions(risks)
     given = test if isinstance(test, Mapping) else dict.fromkeys(risks, test)
     if missing := [name for name in risks if name not in given]:
-        raise ValueError(f"test= has nothing for {', '.join(missing)}; give test data for all, or a risk for each name")
+        raise ValueError(
+            f"test= lacks {', '.join(missing)}; give the same test data for all solutions, or a risk for each name"
+        )
     tests = {name: on_test(risk, given[name]) for name, risk in risks.items()}
     _check_data({name: one for name, one in tests.items() if one is not None}, "tested on different data")
-    for risk in risks.values():  # every one before the first is measured
+    for risk in risks.values():  # check all before measuring the first
         risk.check()
         if init is not None:
             as_vector(risk, init)
@@ -303,7 +305,7 @@ def compare(
 
 
 def ranked(found: Mapping[str, Measurement], rows: Sequence[Measure], notes: Sequence[str] = ()) -> Comparison:
-    """Solutions that are measured, in order by each measure that all of them have.
+    """Measured solutions, ordered by each measure that all of them have.
 
     Example:
         >>> data = torch.eye(2), torch.tensor([0, 1])
@@ -313,17 +315,17 @@ def ranked(found: Mapping[str, Measurement], rows: Sequence[Measure], notes: Seq
         >>> str(ranked({name: measure(place, measures=rows) for name, place in places.items()}, rows)["weight_norm"])
         'one < other'
     """
-    # one number for each of many has no order
+    # a measure with many values per solution gives no order
     common = [row for row in rows if all(row.key in m and not m[row.key].many for m in found.values())]
     rankings = {row.key: _rank(row, found) for row in common} if len(found) > 1 else {}
     return Comparison(measurements=found, rankings=rankings, notes=tuple(notes))
 
 
 def check_solutions(risks: Mapping[str, Risk]) -> tuple[str, ...]:
-    """What the reader should know; refused where it is not one problem.
+    """Notes on how the solutions differ, after a check that they solve one problem.
 
     Raises:
-        ValueError: If there are fewer than two, or they are not on the same data.
+        ValueError: If there are fewer than two solutions, or they are not on the same data.
 
     Example:
         >>> data = torch.eye(2), torch.tensor([0, 1])
@@ -349,24 +351,23 @@ def check_solutions(risks: Mapping[str, Risk]) -> tuple[str, ...]:
 
 
 def _kind(risk: Risk) -> str:
-    """What two solutions of one problem have in common beside the data."""
+    """What two solutions of one problem should share besides the data: loss, mode, precision."""
     loss = "a batch_loss" if risk.opaque else type(risk.output_loss).__name__
     return f"{loss}, {risk.mode} mode, {str(risk.dtype).removeprefix('torch.')}"
 
 
 def _check_data(risks: Mapping[str, Risk], what: str) -> None:
-    """Refuse risks that have not the same samples, in whichever order."""
+    """Refuse risks that do not have the same samples, in any order."""
     first, *others = risks or [""]
     for name in others:
         if not _same_data(risks[first], risks[name]):
             raise ValueError(
-                f"{first} and {name} are {what}, and what is measured on them cannot be compared; use ritz.measure on "
-                "each"
+                f"{first} and {name} are {what}, so their measures cannot be compared; use ritz.measure on each"
             )
 
 
 def _same_data(one: Risk, other: Risk) -> bool:
-    """Whether two risks have the same samples, by the checksum of each, which rounds by precision."""
+    """Whether two risks have the same samples, by checksums that allow for the precision of the data."""
     if one.batches is other.batches:
         return True
     if one.num_samples != other.num_samples:
@@ -378,7 +379,7 @@ def _same_data(one: Risk, other: Risk) -> bool:
 
 
 def _sums(risk: Risk) -> tuple[Tensor, float]:
-    """The checksums of all samples, and the precision in which the data are."""
+    """The checksums of all samples, and the precision of the data."""
     found, digits = [torch.zeros(1, dtype=torch.float64)], 1e-12
     for batch in risk.batches:
         found.append(checksums(batch).nan_to_num())

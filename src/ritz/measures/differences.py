@@ -1,4 +1,4 @@
-"""Differences of estimates, in pairs where they share probes or items, and how sure their order is."""
+"""Differences of estimates, paired if they share probes or items, and how certain their order is."""
 
 import math
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from ..results import Estimate, derived
 from .gap import bootstrapped
 
 MISS = 0.05  # how often a verdict may be wrong
-# what a search may have missed of the maximum, in parts of it: of 504 searches of balls around networks of 51 weights
-# 6 missed more of what far longer ones find (benchmarks/searches.py)
+# share of the maximum that a search may have missed: of 504 searches of balls around networks of 51 weights, 6 missed
+# more of the maximum that far longer searches find (benchmarks/searches.py)
 SHORT = 0.2
 ROUND_OFF = 1e-6  # values that differ by less than this, relative to their size, are called equal
-_RESAMPLED = 2**12  # items; the mean of more is covered as often by Student t alone, at no cost
-_MISSES = (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001)  # that orders are tried at where no law gives them
+_RESAMPLED = 2**12  # items; for more, Student t alone covers the mean as often, at no cost
+_MISSES = (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001)  # levels to try for an order if no law gives it
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """b - a: probe by probe or item by item where they share them, else from both errors or both intervals.
+    """b - a: probe by probe or item by item if they share them, else from both errors or both intervals.
 
-    What probes cannot see they do not tell the difference of either: brackets add up, paired or not. Of items the rule
-    is that of one mean of them: bootstrap and Student t for losses, and for mistakes that of two shares of the same
-    items, since a few zeros and ones have no spread to go by.
+    Brackets, which probes do not reduce, add up, paired or not. For items, the interval is that of a mean: bootstrap
+    and Student t for losses; for mistakes it is that of two shares of the same items, since a few zeros and ones have
+    too little spread.
 
     Example:
         >>> from ritz.results import from_samples
@@ -47,23 +47,23 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _less(x: Number, y: Number) -> float:
-    """x - y; 0 where both are infinite alike."""
+    """x - y; 0 if both are the same infinity."""
     return 0.0 if float(x) == float(y) else float(x) - float(y)
 
 
 def _ends(estimate: Estimate) -> Pair:
-    """Its bracket, of no width where it has none."""
+    """Its bracket, or its value twice if it has none."""
     return estimate.bracket or (estimate.value, estimate.value)
 
 
 def _apart(a: Estimate, b: Estimate, ends: Callable[[Estimate], Pair]) -> Pair:
-    """What b - a may be if each is anywhere between its ends."""
+    """The range of b - a if each is anywhere between its ends."""
     (low_a, high_a), (low_b, high_b) = ends(a), ends(b)
     return _less(low_b, high_a), _less(high_b, low_a)
 
 
 def _unseen(estimate: Estimate) -> float:
-    """How much more the error of the ends of a bracket is than that of the samples, which are those of one of them."""
+    """By how much the error of the ends of a bracket exceeds that of the samples, which belong to one end."""
     samples = estimate.samples
     if estimate.bracket is None or samples is None or len(samples) < 2:
         return 0.0
@@ -71,11 +71,11 @@ def _unseen(estimate: Estimate) -> float:
 
 
 def as_found(estimate: Estimate) -> Estimate:
-    """The result of a search, which bounds a maximum from below, as what that search found and what it may have missed.
+    """The result of a search, a lower bound of a maximum, with an upper end for what the search may have missed.
 
-    A search cannot know what it missed. It is taken to be at most a fifth of the maximum, which was seen to hold in 498
-    of 504 searches and not in all: the worst had found 19 % of it (benchmarks/searches.py). Of the mean over batches of
-    one step each nothing is missed: the step is what it is.
+    A search cannot know what it missed. It is assumed to miss at most a fifth of the maximum; this held in 498 of 504
+    searches, and the worst of the others found 19 % of it (benchmarks/searches.py). A mean over batches of one step
+    each misses nothing, because that step is its definition.
 
     Example:
         >>> as_found(Estimate(name="worst case", value=2.0, bracket=(2.0, math.inf))).interval()
@@ -98,7 +98,7 @@ def _paired(a: Estimate, b: Estimate) -> bool:
 
 
 def _paired_rule(a: Estimate, b: Estimate, change: Estimate) -> IntervalRule:
-    """How the mean of the differences becomes an interval, by what they are differences of."""
+    """The rule that turns the mean of the differences into an interval."""
     own, other = _innermost(a.rule), _innermost(b.rule)
     if isinstance(own, Binomial) and isinstance(other, Binomial):
         assert a.samples is not None and b.samples is not None
@@ -119,17 +119,17 @@ def _innermost(rule: IntervalRule) -> IntervalRule:
 
 
 def _dof(a: Estimate, b: Estimate) -> float:
-    """Degrees of freedom of the worse known of the two."""
+    """The smaller of the two degrees of freedom."""
     dofs = [e.rule.dof for e in (a, b) if not e.exact and isinstance(e.rule, StudentT)]
     return min(dofs, default=math.inf)
 
 
 def probability(a: Estimate, b: Estimate) -> float:
-    """How probable it is, by the error bars, that the true values are in the order of the estimates: 0.5 to 1.
+    """The probability, by the error bars, that the true values are in the order of the estimates: 0.5 to 1.
 
-    Student t on how far the paired difference and its bracket are from 0; by another rule the highest level at which
-    the interval of the paired difference leaves 0 out, or at which two intervals do not overlap. Values that differ by
-    round-off give 0.5.
+    It is by Student's t from the distance of the paired difference and its bracket from 0. With another rule it is the
+    highest level at which the interval of the paired difference excludes 0, or at which two intervals do not overlap.
+    Values that differ by round-off give 0.5.
 
     Example:
         >>> a, b = (Estimate(name="x", value=value, exact=True) for value in (1.0, 2.0))
@@ -142,7 +142,7 @@ def probability(a: Estimate, b: Estimate) -> float:
         return 0.5
     change = difference(a, b)
     low, high = (float(end) for end in _ends(change))
-    clear = max(low, -high)  # of 0
+    clear = max(low, -high)  # distance from 0
     if change.exact:
         return 1.0 if clear > 0 else 0.5
     if isinstance(change.rule, StudentT):
@@ -173,7 +173,7 @@ def same(a: Estimate, b: Estimate) -> bool:
 
 
 def direction(change: Estimate, level: float = 1 - MISS) -> int:
-    """1 for up, -1 for down, 0 where the interval of the change, of 95 % if no other, holds 0.
+    """1 for up, -1 for down, 0 if the interval of the change at this level contains 0.
 
     Example:
         >>> [direction(Estimate(name="change", value=x, stderr=1.0, rule=StudentT(100))) for x in (-3.0, 1.0, 3.0)]

@@ -1,11 +1,11 @@
 """What an audit computes at the weights of a transform: as much as its verdicts need, and no more.
 
-- Of the spectrum of H the measures of the table know Tr H and Tr H^2, which every probe has after two Lanczos steps,
-  and its ends, of which the head has the outliers: `FEW_STEPS` steps give what many do but for the bracket of an end
-  inside the bulk. Where that leaves a verdict open, all steps are made.
-- A permutation w -> P w that keeps the function turns the Hessian, H(P w) = P H(w) P', and leaves its spectrum as it
-  is. For random v with E v v' = I the mean of |H(P w) P v - P H(w) v|^2 is |H(P w) - P H(w) P'|_F^2: where it is
-  round-off on a few of them, the run from before serves after.
+- Of the spectrum of H, the measures of the table use Tr H and Tr H^2, which every probe gives after two Lanczos steps,
+  and its ends, where the head has the outliers. `FEW_STEPS` steps give the same as many, except for the bracket of an
+  end inside the bulk. If that leaves a verdict open, all steps are made.
+- A permutation w -> P w that keeps the function also permutes the Hessian, H(P w) = P H(w) P', and keeps its spectrum.
+  For random v with E v v' = I the mean of |H(P w) P v - P H(w) v|^2 is |H(P w) - P H(w) P'|_F^2: if it is round-off for
+  a few v, the run from before also serves after.
 """
 
 import math
@@ -29,15 +29,15 @@ from .row import Measure
 from .subject import HESSIAN_RUN, SHORT_RUN, Settings, Subject
 from .transforms import TRANSFORMS
 
-FEW_STEPS = 25  # ends inside the bulk were seen to 0.1 %, and to 1 % with 16
-TURNING = ("permute",)  # transforms that may do no more than turn the matrix
-VECTORS = 2  # that this is seen on
-_GRADIENTS = 2.0  # that a product costs
-_PASS = 0.2  # of a product: the forward pass
+FEW_STEPS = 25  # gave ends inside the bulk to 0.1 %; 16 steps to 1 %
+TURNING = ("permute",)  # transforms that possibly do no more than permute the matrix
+VECTORS = 2  # random vectors on which this is checked
+_GRADIENTS = 2.0  # cost of a product, in gradients
+_PASS = 0.2  # cost of a forward pass, in products
 
 
 def steps_elsewhere(rows: Sequence[Measure], num_steps: int) -> int:
-    """Lanczos steps that are enough for these measures at other weights: few, unless one is not of the table.
+    """Lanczos steps that are enough for these measures at other weights: few, unless one is not in the table.
 
     Example:
         >>> steps_elsewhere([MEASURES["trace"], MEASURES["lambda_min"]], num_steps=100)
@@ -75,14 +75,14 @@ def places_of(
 
 
 def short_run(subject: Subject, num_steps: int) -> Spectrum:
-    """The run on the Hessian of a subject with fewer steps than its settings say."""
+    """The run on the Hessian of a subject, with fewer steps than in its settings."""
     s = subject.settings
     kept = subject.kept(SHORT_RUN)
     return spectrum(subject.hessian, num_steps, s.num_probes, seed=s.seed, progress=subject.tell, checkpoint=kept)
 
 
 def with_spectrum(rows: Sequence[Measure], run: Callable[[Subject], Spectrum]) -> list[Measure]:
-    """The same measures, with another run on the Hessian in the place of their own."""
+    """The same measures, with another run on the Hessian instead of their own."""
 
     def given(row: Measure) -> Measure:
         def compute(subject: Subject) -> Estimate:
@@ -95,7 +95,7 @@ def with_spectrum(rows: Sequence[Measure], run: Callable[[Subject], Spectrum]) -
 
 
 def cost_of(rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
-    """About how many products with the Hessian a measurement takes.
+    """Approximate number of products with the Hessian that a measurement takes.
 
     Example:
         >>> cost_of([MEASURES["trace"], MEASURES["lambda_max"]], num_steps=100, num_probes=8)
@@ -107,7 +107,7 @@ def cost_of(rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
 
 
 class Shares:
-    """Progress over all places, by what each is expected to cost."""
+    """Progress over all transforms, by their expected costs."""
 
     def __init__(
         self, settings: Settings, rows: Sequence[Measure], places: Iterable[str], progress: Progress | None, known: bool
@@ -121,7 +121,7 @@ class Shares:
         self.spans = {name: cost / total for name, cost in costs.items()}
 
     def of(self, name: str) -> Progress | None:
-        """What reports on one place."""
+        """The progress function for one transform."""
         if self.progress is None:
             return None
         names = list(self.spans)
@@ -131,7 +131,7 @@ class Shares:
             assert self.progress is not None
             self.shown = min(max(self.shown, first + part * self.spans[name]), 1.0)  # a longer run begins again
             last = name == names[-1] and text == "done"
-            told = text.partition(",")[0]  # not the time that a whole run would take
+            told = text.partition(",")[0]  # without the expected time of a whole run
             self.progress(f"{name or 'as it is'}: {told}", 1.0 if last else self.shown)
 
         return report
@@ -141,22 +141,22 @@ class Shares:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference of two products that is put down to round-off: thousands of operations, in any order.
+    """The relative difference of two products that counts as round-off of thousands of operations, in any order.
 
     Example:
         >>> [f"{tolerance(dtype):.0e}" for dtype in (torch.float64, torch.float32, torch.bfloat16)]
         ['9e-13', '5e-04', '1e-03']
     """
-    return min(2**12 * torch.finfo(dtype).eps, 1e-3)  # a tenth of what an audit calls a move
+    return min(2**12 * torch.finfo(dtype).eps, 1e-3)  # a tenth of the change that an audit reports
 
 
 def turning(risk: Risk, moved: Risk, move: Callable[[Risk], Risk], seed: int = 0) -> float:
-    """How far H at the moved weights is from P H P', relative to H; infinite where `move` is no permutation.
+    """How far H at the moved weights is from P H P', relative to H; infinite if `move` is not a permutation.
 
     Args:
-        risk: Before.
-        moved: After: `move(risk)`.
-        move: What permutes the weights of any risk over this network in the same way.
+        risk: The risk before the move.
+        moved: The risk after it, `move(risk)`.
+        move: A function that permutes the weights of any risk over this network in the same way.
         seed: Seed of the random vectors.
 
     Example:
@@ -175,17 +175,17 @@ def turning(risk: Risk, moved: Risk, move: Callable[[Risk], Risk], seed: int = 0
         images = Hessian(risk).rows(vectors)
         wanted = torch.stack([_carried(risk, row, move) for row in images])
         got = Hessian(moved).rows(turned)
-    except (UnsupportedError, NonFiniteError):  # the network does not bear such weights, or has no products
+    except (UnsupportedError, NonFiniteError):  # the network fails with such weights, or has no products
         return math.inf
     size, apart = float(wanted.double().norm()), float((got - wanted).double().norm())
     return apart / size if size else (0.0 if apart == 0 else math.inf)
 
 
 def _carried(risk: Risk, vector: Tensor, move: Callable[[Risk], Risk]) -> Tensor:
-    """P v: the move of a network with v for weights, in the size of its own."""
+    """P v: the move applied to the network with v, scaled to the size of its weights, as weights."""
     own, size = (float(x.norm()) for x in (risk.space.join(risk.params()), vector))
     if not (size > 0 and own > 0):
         return vector
-    scale = 2.0 ** round(math.log2(own / size))  # no digit is lost
+    scale = 2.0 ** round(math.log2(own / size))  # a power of 2, so that no digit is lost
     moved = move(risk.at(vector * scale))
     return moved.space.join(moved.params()) / scale

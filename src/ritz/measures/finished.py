@@ -1,4 +1,4 @@
-"""What of a measurement is finished, so that it is not done again after a kill."""
+"""The finished part of a measurement, so that it is not repeated after a kill."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from .subject import FORWARD_PASS, HESSIAN_RUN, Subject
 
 @dataclass
 class Known:
-    """What is finished: an estimate or the reason for none, by key; the runs that were made, and their times."""
+    """What is finished: an estimate or the reason for its absence, by key; the runs that were made, and their times."""
 
     found: dict[str, Estimate | str] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
@@ -22,22 +22,22 @@ class Known:
 
     @classmethod
     def of(cls, latest: Mapping[str, Any] | None) -> "Known":
-        """What was saved; nothing where nothing was."""
+        """From a saved state; empty if there is none."""
         return cls() if latest is None else cls(latest["found"], latest["runs"], latest["seconds"])
 
     def add(self, subject: Subject) -> None:
-        """The runs that a subject has made by now."""
+        """Add the runs that a subject has made by now."""
         self.runs = list(dict.fromkeys([*self.runs, *subject.runs]))
         self.seconds |= subject.seconds
 
     def state(self) -> State:
-        """To be saved."""
+        """The state to save."""
         return {"found": self.found, "runs": self.runs, "seconds": self.seconds}, {}
 
     def complete(self, subject: Subject, rows: Sequence[Measure]) -> None:
-        """Runs whose results are part of the whole: one is read back, the other is one forward pass.
+        """Make the runs whose results are part of the measurement: one is read back, the other is one forward pass.
 
-        A measure that follows from a run knows best which that is: a short one, say.
+        A measure that follows from a run is asked for first, because it knows which run that is, such as a short one.
         """
         for run, cost, name in ((HESSIAN_RUN, "Hessian", "spectrum"), (FORWARD_PASS, "forward", "outputs")):
             if run in self.runs and subject.peek(run) is None:
@@ -47,13 +47,13 @@ class Known:
 
 
 def at_hand(row: Measure, subject: Subject) -> bool:
-    """Whether a measure follows from runs that were made, so that it is there at once."""
+    """Whether a measure follows at once from runs that were already made."""
     needed = {"forward": FORWARD_PASS, "Hessian": HESSIAN_RUN}
     return row.cost == "weights" or (row.cost in needed and subject.peek(needed[row.cost]) is not None)
 
 
 def marks(subject: Subject, rows: Sequence[Measure]) -> dict[str, Any]:
-    """What a measurement depends on beside the solution and the settings."""
+    """What a measurement depends on besides the solution and the settings."""
     test, init = subject.test, subject.init
     return {
         "measures": {row.key: getattr(row.compute, "__qualname__", "") for row in rows},

@@ -1,9 +1,8 @@
 """Loss and error on training and test data, and the gap between them.
 
-The training values are those of the very data the network was fitted to: known, without error. The test data is a
-sample, and its error is that of all four numbers' only sampled part: binomial for a share of mistakes, bootstrap and
-Student t for a mean of losses, which is skewed. A share of mistakes counts every item once, whatever its weight in the
-loss.
+The training values are those of the data that the network was fitted to, so they have no error. The test data are a
+sample, and the only source of error: binomial for a share of mistakes, bootstrap and Student t for a mean of losses,
+which is skewed. A share of mistakes counts every item once, whatever its weight in the loss.
 """
 
 from dataclasses import replace
@@ -19,7 +18,7 @@ from .outputs import Outputs
 What = Literal["loss", "error"]
 
 NUM_RESAMPLES = 1000
-MANY = 2**17  # items whose mean is as good as normal: no resamples
+MANY = 2**17  # with so many items the mean is practically normal: no resamples
 
 
 def on_training_data(found: Outputs, what: What) -> Estimate:
@@ -36,7 +35,7 @@ def on_training_data(found: Outputs, what: What) -> Estimate:
 
 
 def on_test_data(found: Outputs, what: What, *, seed: int = 0) -> Estimate:
-    """The weighted mean loss, or the share of mistakes, of test data, as an estimate of that of all data.
+    """The weighted mean loss, or the share of mistakes, of test data, as an estimate for all data.
 
     Example:
         >>> found = Outputs(loss=torch.ones(10), weight=torch.ones(10), margin=torch.ones(10))
@@ -54,11 +53,11 @@ def on_test_data(found: Outputs, what: What, *, seed: int = 0) -> Estimate:
         estimate = from_samples("test error", samples, rule=rule, support=(0.0, 1.0), convention=text)
     else:
         estimate = bootstrapped(f"test {what}", samples, seed=seed, convention=text)
-    return estimate if found.ordered else replace(estimate, samples=None)  # not to be paired item by item
+    return estimate if found.ordered else replace(estimate, samples=None)  # cannot be paired item by item
 
 
 def gap(train: Estimate, test: Estimate) -> Estimate:
-    """Test less train; the training value is known, so the error is that of the test value.
+    """Test minus train; the training value is known, so the error is that of the test value.
 
     Example:
         >>> train, test = (Estimate(name=f"{which} loss", value=x) for which, x in (("train", 0.25), ("test", 0.75)))
@@ -74,15 +73,16 @@ def gap(train: Estimate, test: Estimate) -> Estimate:
 def bootstrapped(
     name: str, samples: Tensor, *, seed: int = 0, num_draws: int = NUM_RESAMPLES, convention: str = ""
 ) -> Estimate:
-    """The mean of independent samples (n,) with a bootstrap interval, for skewed ones such as losses.
+    """The mean of independent samples (n,), with a bootstrap interval for skewed samples such as losses.
 
-    The bootstrap knows of the skewness and not of how few the samples are, Student t the other way round, and the
-    interval holds both: of ten normal samples the first alone covers 89 % of the time and not 95.
+    The bootstrap accounts for skewness but not for a small number of samples, Student t for the opposite, and the
+    interval contains both: for ten normal samples the bootstrap alone covers 89 % of the time instead of 95.
 
-    No interval of a mean is honest for every law (Bahadur and Savage 1956): a few samples have not seen the long tail.
-    Of 95 % it needs about 5 g^2 samples of skewness g to cover 92 or more. Gamma laws, 600 draws each: with g = 2 (the
-    exponential law) it covers 88 to 95 % of 2 to 10 samples, 92 of 20 and 96 of 80; with g = 4 71 to 81 % of 2 to 10,
-    93 of 80 and 96 of 100; with g = 8 41 to 65 % of 2 to 10 and 95 of 300 (benchmarks/stated.py).
+    No interval of a mean is honest for every law (Bahadur and Savage 1956): a few samples miss the long tail. For
+    samples of skewness g, a 95 % interval needs about 5 g^2 of them to cover 92 % or more. With gamma laws, 600 draws
+    each, it covered: for g = 2 (the exponential law) 88 to 95 % with 2 to 10 samples, 92 with 20 and 96 with 80; for
+    g = 4 71 to 81 % with 2 to 10, 93 with 80 and 96 with 100; for g = 8 41 to 65 % with 2 to 10 and 95 with 300
+    (benchmarks/stated.py).
 
     Example:
         >>> e = bootstrapped("loss", torch.tensor([0.0, 0.0, 0.0, 4.0]))
@@ -110,7 +110,7 @@ _TEXT = {"loss": "mean loss, no penalty", "error": "share of items given a wrong
 
 
 def _values(found: Outputs, what: What) -> tuple[Tensor, Tensor]:
-    """One number for each item, and its weight in their mean: a mistake is a mistake, of whichever class."""
+    """One number for each item, and its weight in the mean; mistakes are not weighted by class."""
     if what == "loss":
         return found.loss, found.weight
     wrong = (~found.correct).double()

@@ -1,4 +1,4 @@
-"""`ritz.measure`: all measures of one solution, from runs that they share."""
+"""`ritz.measure`: all measures of one solution, from shared runs."""
 
 import contextlib
 import math
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Progress = Callable[[str, float], None]  # (what is being done, part of the whole that is done)
+Progress = Callable[[str, float], None]  # (current work, fraction of the whole that is done)
 
 # about how many gradients over the data a run takes; a product is about two
 _PRODUCT = 2.0
 _FORWARD = 0.4
-_COSTS = get_args(Cost)  # from cheap to dear
+_COSTS = get_args(Cost)  # from cheap to expensive
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,7 +101,7 @@ class Measurement(Result, Mapping[str, Estimate]):
         return len(self.estimates)
 
     def table(self) -> Table:
-        """Value, error, 95 % interval, convention and reading of each; below it what failed, by reason."""
+        """Value, error, 95 % interval, convention and reading of each measure; below, the failures, by reason."""
         header = ("measure", "value", "95 % interval", "convention", "reading")
         rows = [(key, *_cells(e), self.conventions.get(key, ""), self.reading(key)) for key, e in self.items()]
         reasons: dict[str, list[str]] = {}
@@ -114,13 +114,13 @@ class Measurement(Result, Mapping[str, Estimate]):
         return Table(header, rows, title=f"{self.model}; {self.convention}", notes=notes, numeric=(1, 2))
 
     def reading(self, key: str) -> str:
-        """How to read it, and how it ended where that is out of the ordinary."""
+        """How to read a measure, and how its run ended if that was unusual."""
         stop = self[key].stop
         usual = stop.startswith("complete") or stop == getattr(self.spectrum, "stop", None)
         return "; ".join(part for part in (self.readings.get(key, ""), "" if usual else stop) if part)
 
     def layers(self, measures: Sequence[str] | None = None) -> Table:
-        """What is known parameter by parameter or layer by layer, of some measures or of all that have it."""
+        """The values for each parameter or layer, of some measures or of all that have such values."""
         names = list(self if measures is None else measures)
         parts = {key: {n: e for n, e in self[key].parts.items() if n in self.layer_names} for key in names}
         split = {key: known for key, known in parts.items() if known}
@@ -147,13 +147,13 @@ class Measurement(Result, Mapping[str, Estimate]):
     @overload
     def plot(self, ax: "Axes") -> "Axes": ...
     def plot(self, ax: "Axes | None" = None) -> "Figure | Axes":
-        """The spectral density and the distribution of margins, where they were measured; on a given ax the first."""
+        """The spectral density and the distribution of margins, if measured; a given ax shows the first of them."""
         from ..report.figures import row_of_axes
         from .margins import margin_distribution
 
         panels: list[Callable[..., Any]] = [] if self.spectrum is None else [self.spectrum.plot]
         if self.outputs is not None:
-            with contextlib.suppress(UnsupportedError, NonFiniteError):  # no margins, or none of an item's own
+            with contextlib.suppress(UnsupportedError, NonFiniteError):  # no margins, or none of single items
                 panels.append(margin_distribution(self.outputs).plot)
         if not panels:
             raise ValueError("there is nothing to draw: neither the spectrum of the Hessian nor margins were measured")
@@ -237,10 +237,10 @@ def measure(
 
 
 def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress: Progress | None) -> Measurement:
-    """The rows one by one, cheap ones first; those that an earlier part of the same call has finished are there."""
+    """The rows one by one, cheap ones first, except those that were finished before a kill."""
     clock = _Clock(subject, rows, progress, saved.wish)
     known = Known.of(saved.latest)
-    after: dict[str, Estimate | str] = {}  # what came of the rest when the run was to stop
+    after: dict[str, Estimate | str] = {}  # the results of the rest when a stop was requested
     stop = saved.wish()
     for row in sorted(rows, key=lambda row: _COSTS.index(row.cost)):
         clock.start(row)
@@ -268,7 +268,7 @@ def _measured(subject: Subject, rows: Sequence[Measure], saved: Saved, progress:
 
 
 def _computed(row: Measure, subject: Subject) -> Estimate | str:
-    """One measure, or why there is none: whatever goes wrong in it is no reason for the others to stop."""
+    """One measure, or why there is none: an error in one measure does not stop the others."""
     given = {"test": subject.test, "init": subject.init}
     if absent := [name for name in sorted(row.needs) if given[name] is None]:
         return f"needs {' and '.join(f'{name}=' for name in absent)}"
@@ -283,9 +283,9 @@ def _computed(row: Measure, subject: Subject) -> Estimate | str:
             return what if found.stop.startswith("complete") else f"{what}: {found.stop}"
         text = found.convention or f"{row.convention}; {subject.risk.convention()}"
         return replace(found, convention=text)
-    except (StateError, RankError, BlockingIOError):  # of the whole run: another process may have its folder
+    except (StateError, RankError, BlockingIOError):  # these concern the whole run: another process may have its folder
         raise
-    except (ValueError, UnsupportedError, NonFiniteError) as error:  # the messages of ritz speak for themselves
+    except (ValueError, UnsupportedError, NonFiniteError) as error:  # the messages of ritz are clear without the type
         return str(error) or type(error).__name__
     except StoppedError as error:
         return str(error).partition(";")[0]
@@ -294,7 +294,7 @@ def _computed(row: Measure, subject: Subject) -> Estimate | str:
 
 
 def _layer_names(risk: Risk) -> tuple[str, ...]:
-    """What parts of a measure that is known layer by layer are named after."""
+    """The names that parts of a measure can have: parameters and modules."""
     modules = (name for name, _ in risk.model.named_modules() if name)
     return ("input", *dict.fromkeys([*risk.names, *modules, "root"]))
 
@@ -309,7 +309,7 @@ def _check_test(test: Risk | None) -> None:
 
 
 def on_test(risk: Risk, test: Any) -> Risk | None:
-    """The same solution on test data, given as data or as a risk of it.
+    """The same solution on test data, which are given as data or as a risk.
 
     Example:
         >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
@@ -318,7 +318,7 @@ def on_test(risk: Risk, test: Any) -> Risk | None:
     """
     if test is None or not isinstance(test, Risk):
         return None if test is None else risk.on(test)
-    ours, theirs = risk.state(), test.state()  # what is frozen and what is counted are part of the solution too
+    ours, theirs = risk.state(), test.state()  # frozen parameters and buffers are part of the solution too
     same = ours.keys() == theirs.keys() and all(
         p.shape == theirs[name].shape and torch.equal(p, theirs[name].to(p)) for name, p in ours.items()
     )
@@ -328,9 +328,9 @@ def on_test(risk: Risk, test: Any) -> Risk | None:
 
 
 class _Clock:
-    """Tells what is being done and how far it is, by the expected cost of each row in gradients over the data.
+    """Reports the current work and progress, by the expected cost of each row in gradients over the data.
 
-    `wish` is why the run is to stop, or "", the same on all ranks.
+    `wish` is the reason of a requested stop, or "", the same on all ranks.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class _Clock:
             progress(f"{len(rows)} measure{'s' * (len(rows) != 1)}{self._expected(subject.risk)}", 0.0)
 
     def _expected(self, risk: Risk) -> str:
-        """How long it will take, by the time of one gradient; nothing where there is none, as a measure will say."""
+        """The expected time, from that of one gradient; empty if there is no gradient, which a measure will report."""
         begin = time.perf_counter()
         try:
             risk.gradient()
@@ -369,12 +369,12 @@ class _Clock:
 
     def within(self, done: int, total: int) -> None:
         part = (self.before + self.costs[self.current] * min(done / max(total, 1), 1.0)) / self.total
-        self.shown = max(self.shown, part)  # a run inside another begins again at 0
+        self.shown = max(self.shown, part)  # a run inside another starts again at 0
         if self.progress is not None:
             self.progress(self.current, self.shown)
 
     def checked(self, done: int, total: int) -> None:
-        """For what cannot be left by itself: the report is where it is left."""
+        """A progress function for runs without a stop of their own: it raises to stop them."""
         if wish := self.wish():
             raise StoppedError(wish)
         self.within(done, total)
@@ -385,7 +385,7 @@ class _Clock:
 
 
 def duration(seconds: float) -> str:
-    """A time in words.
+    """A time with a unit.
 
     Example:
         >>> duration(0.2), duration(75), duration(7300)
@@ -401,7 +401,7 @@ def _short(estimate: Estimate) -> str:
 
 
 def _cells(estimate: Estimate) -> tuple[str, str]:
-    """The value with its error, and the interval to the digits that its width has."""
+    """The value with its error, and the interval with as many digits as its width needs."""
     if estimate.many:
         return estimate.shown(), "exact" if estimate.exact else "one for each"
     low, high = (float(end) for end in estimate.interval())

@@ -1,7 +1,7 @@
-"""What one forward pass says of every item: losses, margins and how sure the network is.
+"""What one forward pass gives for every item: losses, margins and how sure the network is.
 
-Margins and what follows from them (seed 003) live near 1 - S_y, which rounds to 0 long before it is 0. So nothing here
-is got by subtracting from 1: with S the softmax and c its largest class,
+Margins and quantities that follow from them (seed 003) depend on 1 - S_y, which rounds to 0 long before it is 0. So
+nothing here is computed by subtracting from 1: with S the softmax and c its largest class,
 
     1 - S_c        =  sum_{j != c} S_j
     1 - sum S_j^2  =  sum_j S_j (1 - S_j)
@@ -30,8 +30,8 @@ class Outputs:
     """One number per item, (n,) float64 on the host, in data order; None for quantities that the loss does not have.
 
     Attributes:
-        loss: The item's own loss.
-        weight: Its share in the mean; items of weight 0 are left out.
+        loss: The item's loss.
+        weight: Its weight in the mean; items of weight 0 are left out.
         margin: f_y - max_{j != y} f_j, signed.
         softmax_margin: S_y - max_{j != y} S_j, signed.
         impurity: 1 - sum_j S_j^2.
@@ -39,10 +39,10 @@ class Outputs:
         confidence: max_j S_j.
         entropy: - sum_j S_j log S_j.
         slope: <S - e_y, f> = sum_j S_j (f_j - f_y), the derivative of cross-entropy when all logits grow in proportion.
-        input_norm2: ||x||^2 of the item's input, as the model is given it.
-        ordered: Whether the order is the same on every walk, so that items of two solutions can be paired.
+        input_norm2: ||x||^2 of the item's input, as passed to the model.
+        ordered: Whether every pass over the data has the same order, so that items of two solutions can be paired.
         coupled: Whether BatchNorm in train mode makes an item depend on the others of its batch.
-        classes: How many; 0 where the loss has none.
+        classes: Number of classes; 0 for a loss without classes.
         one_logit: Whether one output f stands for two classes with logits (0, f), as in binary cross-entropy.
 
     Example:
@@ -71,12 +71,12 @@ class Outputs:
 
     @property
     def correct(self) -> Tensor:
-        """Whether the label has the largest output, (n,) bool; a tie is not."""
+        """Whether the label has the largest output, (n,) bool; a tie does not count."""
         return self.need("margin") > 0
 
     @property
     def per_output(self) -> float:
-        """Trace of the Hessian of cross-entropy in the outputs over impurity: 1, or 1/2 where one logit has it all."""
+        """Trace of the Hessian of cross-entropy in the outputs, divided by impurity: 1, or 1/2 for a single logit."""
         return 0.5 if self.one_logit else 1.0
 
     def mean(self, values: Tensor) -> float:
@@ -87,10 +87,10 @@ class Outputs:
         """One of the columns.
 
         Raises:
-            UnsupportedError: Where the loss or the data has no such thing.
+            UnsupportedError: If the loss or the data does not have it.
         """
         if self.classes == 1 and name != "loss":
-            raise UnsupportedError("the network has one class: there is no other to have a margin to")
+            raise UnsupportedError("margins need at least two classes, this network has one")
         values = getattr(self, name)
         if values is None:
             inputs = "inputs that are floating tensors, one item each, given in one call of the model"
@@ -99,15 +99,15 @@ class Outputs:
         return values  # type: ignore[no-any-return]
 
     def own(self, name: str) -> Tensor:
-        """A column that belongs to each item by itself.
+        """A column whose values do not depend on the other items of a batch.
 
         Raises:
             UnsupportedError: For BatchNorm in train mode.
         """
         if self.coupled:
             raise UnsupportedError(
-                "BatchNorm in train mode makes the outputs of a sample depend on its batch, so it has no margin of its "
-                "own; use mode='eval'"
+                "BatchNorm in train mode makes the outputs of a sample depend on its batch, so single samples have no "
+                "margin; use mode='eval'"
             )
         return self.need(name)
 
@@ -116,7 +116,7 @@ _COLUMNS = tuple(f.name for f in fields(Outputs) if f.type not in (bool, int))
 
 
 def sample_outputs(risk: Risk, *, progress: Progress | None = None) -> Outputs:
-    """One forward pass over the data; softmax and the quantities that follow are in float64.
+    """One forward pass over the data; the softmax and everything computed from it are in float64.
 
     Raises:
         UnsupportedError: For a `batch_loss` risk, whose outputs are not known.
@@ -156,7 +156,7 @@ def coupled(risk: Risk) -> bool:
 
 
 def softmax_columns(items: Items) -> dict[str, Tensor]:
-    """All that follows from logits and labels, by name of the column."""
+    """All columns that follow from logits and labels, by name."""
     p, f, label, margin = items.probabilities, items.logits, items.label, items.margin
     if p is None or f is None or label is None or margin is None or p.shape[-1] < 2:
         return {}
@@ -180,11 +180,11 @@ def softmax_columns(items: Items) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _seen_inputs(model: nn.Module) -> Iterator[list[Tensor | None]]:
-    """For each call of the model within, ||x||^2 of its samples (n,); None where inputs are not floating tensors."""
+    """For each call of the model inside, ||x||^2 of its samples (n,); None if inputs are not floating tensors."""
     calls: list[Tensor | None] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(_norms(tensors_of((args, kwargs))))  # at once: the model may write to its inputs
+        calls.append(_norms(tensors_of((args, kwargs))))  # now, because the model may write to its inputs
 
     # first in line: hooks of the user may replace what comes in
     handle = model.register_forward_pre_hook(note, prepend=True, with_kwargs=True)

@@ -1,8 +1,8 @@
 """The one table of measures. `ritz.measure`, the audit, comparisons, the docs page and the tests are made from it.
 
 In it H is the Hessian of the mean training loss without a penalty, G the Gauss-Newton matrix, P the number of
-parameters, N of samples, w the weights, S the softmax of the outputs f. A measure of one's own is a `Measure` as these
-are, and goes into the list that `ritz.measure` is given.
+parameters, N the number of samples, w the weights, S the softmax of the outputs f. To add your own measure, define a
+`Measure` like these, and put it into the list that you give to `ritz.measure`.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from .rows import gap, margins, norms, pacbayes, sharpness
 
 
 def resolve(measures: str | Measure | Sequence[str | Measure]) -> list[Measure]:
-    """The rows that "standard", "all", or a list of keys, measures and these two words stands for.
+    """The rows for "standard", "all", or a list of keys, measures and these two words.
 
     Example:
         >>> [measure.key for measure in resolve(["trace"])], len(resolve("standard"))
@@ -27,12 +27,12 @@ def resolve(measures: str | Measure | Sequence[str | Measure]) -> list[Measure]:
         raise TypeError(f"{wanted}, got {type(measures).__name__}")
     asked = [measures] if isinstance(measures, str | Measure) else list(measures)
     if not asked:
-        raise ValueError("no measure is chosen: the list is empty")
+        raise ValueError("measures is empty: give at least one")
     sets = [row for row in MEASURES.values() if "all" in asked or ("standard" in asked and row.standard)]
     single = [one if isinstance(one, Measure) else _known(one) for one in asked if one not in ("standard", "all")]
     rows = [*sets, *(row for row in single if row not in sets)]
     if len({row.key for row in rows}) < len(rows):
-        raise ValueError(f"two measures have one key: {', '.join(row.key for row in rows)}")
+        raise ValueError(f"two measures have the same key: {', '.join(row.key for row in rows)}")
     return rows
 
 
@@ -45,7 +45,7 @@ def _known(key: str) -> Measure:
 
 
 def catalogue(family: str | None = None) -> Table:
-    """The table of measures as text, of one family or of all.
+    """The table of measures as text, for one family or for all.
 
     Example:
         >>> catalogue("norms").rows[0][:2]

@@ -13,7 +13,7 @@ Cost = Literal["weights", "forward", "backward", "Hessian", "GGN", "search"]
 # Names of ritz.transforms. Those of SAME_FUNCTION keep the function of the network, the others what it predicts.
 SAME_FUNCTION = frozenset({"rescale", "batchnorm", "permute"})
 EVERY = SAME_FUNCTION | {"scale_output", "scale_layers"}
-ORDER = frozenset({"permute"})  # for what knows the weights, but not which unit is which
+ORDER = frozenset({"permute"})  # for measures of the weights that do not depend on the order of units
 NONE: frozenset[str] = frozenset()
 
 

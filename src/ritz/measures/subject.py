@@ -1,4 +1,4 @@
-"""A solution under study: what its measures share is run once, when first asked for."""
+"""A solution under study: runs that its measures share are made once, when first needed."""
 
 import math
 import time
@@ -28,13 +28,13 @@ Report = Callable[[int, int], None]  # (done, total) of the run now under way
 
 NUM_EIGENPAIRS = 10
 HESSIAN_RUN, FORWARD_PASS = "Hessian spectrum", "forward pass"  # runs whose results are part of a measurement
-SEARCHES = "searches"  # where those are kept that belong to one measure each
-SHORT_RUN = "short run"  # in the place of that on the Hessian, where few steps do
+SEARCHES = "searches"  # folder of the searches that belong to one measure each
+SHORT_RUN = "short run"  # instead of the run on the Hessian, if few steps are enough
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers of a measurement beside the solution itself.
+    """What determines the numbers of a measurement besides the solution itself.
 
     Example:
         >>> Settings(num_probes=0)
@@ -56,12 +56,12 @@ class Settings:
 
 
 class Subject:
-    """A risk, test data and a start, and the runs that measures of them have in common.
+    """A risk, test data and initial weights, and the runs that their measures share.
 
     Args:
         risk: The solution on its training data.
         test: The same solution on test data.
-        init: The weights that training began from.
+        init: The initial weights of training.
         settings: Probes, steps and seed.
         checkpoint: Where the runs keep their state.
 
@@ -81,9 +81,9 @@ class Subject:
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.risk, self.test, self.init, self.settings, self.checkpoint = risk, test, init, settings, checkpoint
-        self.report: Report | None = None  # told of (done, total) while a run is under way
-        self.tell: Report | None = None  # the same for runs that can be left by themselves: it does not raise
-        self.seconds: dict[str, float] = {}  # what each run took
+        self.report: Report | None = None  # called with (done, total) during a run
+        self.tell: Report | None = None  # the same for runs that handle stops themselves: it does not raise
+        self.seconds: dict[str, float] = {}  # time of each run
         self._done: dict[str, Any] = {}
 
     @property
@@ -98,13 +98,13 @@ class Subject:
 
     @property
     def start(self) -> Tensor:
-        """The weights that training began from, (P,).
+        """The initial weights of training, (P,).
 
         Raises:
             ValueError: If they were not given.
         """
         if self.init is None:
-            raise ValueError("this needs the weights that training began from: pass init=")
+            raise ValueError("this needs the initial weights of training: pass init=")
         return self.init
 
     @property
@@ -117,7 +117,7 @@ class Subject:
         """One forward pass over the test data.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If there are no test data.
         """
         test = self.test
         if test is None:
@@ -126,7 +126,7 @@ class Subject:
 
     @property
     def num_items(self) -> int:
-        """What the mean loss is a mean over: samples, or tokens that count."""
+        """The number of items that the mean loss averages over: samples, or tokens that count."""
         return self.risk.num_samples if self.risk.opaque else len(self.outputs.loss)
 
     @property
@@ -146,7 +146,7 @@ class Subject:
 
     @property
     def ggn_spectrum(self) -> Spectrum:
-        """A run on the Gauss-Newton matrix, for what needs a positive one."""
+        """The run on the Gauss-Newton matrix, for measures that need a positive matrix."""
         return self.once("GGN spectrum", lambda: self._run(GGN(self.risk), "GGN spectrum"))
 
     @property
@@ -162,7 +162,7 @@ class Subject:
         return spectrum(operator, s.num_steps, s.num_probes, seed=s.seed, progress=self.tell, checkpoint=kept)
 
     def forget(self) -> None:
-        """Remove the states of the runs, when all that was asked of them is kept elsewhere."""
+        """Remove the states of the runs, once all their results are saved elsewhere."""
         for name in (HESSIAN_RUN, SHORT_RUN, "GGN spectrum", "eigenpairs", SEARCHES):
             if (kept := self.kept(name)) is not None:
                 kept.remove()
@@ -172,11 +172,11 @@ class Subject:
         return None if self.checkpoint is None else self.checkpoint.within(name)
 
     def kept_search(self, name: str) -> Checkpoint | None:
-        """The same for a search, or for what one measure alone asks for."""
+        """The same for a search, or for a run that only one measure needs."""
         return None if self.checkpoint is None else self.checkpoint.within(SEARCHES).within(name)
 
     def searched(self, name: str, search: Callable[[], T]) -> T:
-        """What a search gives; what it is told on its way is kept, and one that is done is not done again."""
+        """The result of a search; its evaluations are saved, and a finished search is not repeated."""
         if self.checkpoint is None:
             return search()
         with resumable(self.kept_search(name), self.risk, name, asdict(self.settings)) as saved:
@@ -184,18 +184,18 @@ class Subject:
                 return saved.result  # type: ignore[no-any-return]
             with recalled(saved):
                 found = search()
-            if isinstance(found, Estimate):  # a measure of the user's may give anything, and is told so
+            if isinstance(found, Estimate):  # a user's measure may return anything, which is refused later
                 saved.finish(found)
         return found
 
     def once(self, name: str, run: Callable[[], T]) -> T:
-        """What `run` gives, done once; what it raised, raised again and not run again."""
+        """The result of `run`, which is called once; an error that it raised is raised again."""
         if name not in self._done:
             start = time.perf_counter()
             try:
                 self._done[name] = run()
             except Exception as error:
-                self._done[name] = error.with_traceback(None)  # which would hold the memory of the run
+                self._done[name] = error.with_traceback(None)  # a traceback would hold the memory of the run
             self.seconds[name] = time.perf_counter() - start
         found = self._done[name]
         if isinstance(found, Exception):
@@ -208,7 +208,7 @@ class Subject:
         return [name for name in self._done if self.peek(name) is not None]
 
     def peek(self, name: str) -> Any:
-        """What a run gave, or None where it was not asked for or failed."""
+        """The result of a run, or None if it was not made or failed."""
         found = self._done.get(name)
         return None if isinstance(found, Exception) else found
 

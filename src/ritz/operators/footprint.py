@@ -134,14 +134,14 @@ def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
     fits = int(room() / max(1.0, wanted / batch.size))
     if batch.size * each <= there:
         log.warning(
-            "a product of %d samples may take %s, of the %s there are, and the system ends a process that takes more",
+            "a product of %d samples may take %s, and there are %s; the system kills a process that takes more",
             batch.size, _told(wanted), _told(there),
         )  # fmt: skip
         return
     advice = f"about {fits} would fit: give data in batches of {fits}, another function" if fits else "nor does a part"
     raise NoRoomError(
-        f"a batch of {batch.size} samples does not fit in memory and is not cut, since with batch statistics, dropout "
-        f"or an opaque loss it is part of the function: its forward pass keeps {_told(batch.size * each)} for the "
+        f"a batch of {batch.size} samples does not fit in memory and is not cut: with batch statistics, dropout or "
+        f"an opaque loss it is part of the function; its forward pass keeps {_told(batch.size * each)} for the "
         f"backward one, {_told(each)} a sample, a product takes about {_told(wanted)}, and there are {_told(there)} "
         f"with swap; {advice}, or use mode='eval' with a separable loss"
     )

@@ -213,7 +213,7 @@ class KFACOperator(Operator):
         _ = risk.output_loss  # an opaque loss has no outputs
         if risk.sharded:
             raise UnsupportedError(
-                "Kronecker factors want whole layers, and this model is sharded by FSDP2; use ritz.GGN or ritz.Fisher"
+                "Kronecker factors need whole layers, but this model is sharded by FSDP2; use ritz.GGN or ritz.Fisher"
             )
         self.units = units_of(risk.model, risk.names)
         for unit in self.units.values():

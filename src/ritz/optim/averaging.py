@@ -107,7 +107,7 @@ class IterateAverage:
             NonFiniteError: If a weight is NaN or infinite. The average is left as it was.
         """
         if self._inside:
-            raise RuntimeError("the average is swapped in: averaging it with itself would feed it back; leave first")
+            raise RuntimeError("the average is swapped in and would be averaged with itself; leave swapped() first")
         self._count += 1
         if self.start is None or self._count <= self.start or (self._count - self.start) % self.every:
             return False

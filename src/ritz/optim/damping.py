@@ -198,8 +198,8 @@ class AutoDamping:
         least = self.batch_size or (2 if cut else 1)
         if self.num_batches * least > self.risk.num_samples:
             raise ValueError(
-                f"num_batches * batch_size = {self.num_batches} * {least} samples asked of {self.risk.num_samples}; "
-                "take fewer or smaller batches"
+                f"num_batches * batch_size = {self.num_batches} * {least} is more than the {self.risk.num_samples} "
+                "samples; take fewer or smaller batches"
             )
 
     # ------------------------------------------------------------------------------------------ stepping
@@ -285,7 +285,7 @@ class AutoDamping:
         """No step was taken: a GradScaler may have held it back, which gradients tell as long as they are there."""
         grads = [p.grad for p in _parameters(self.optimizer) if p.grad is not None]
         if finite(grads) if grads else not self._stepped:
-            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two in turn")
+            raise RuntimeError("no optimizer.step() came before this damping.step(): call the two alternately")
 
     def _common(self, batch: Any) -> Any:
         """Where ranks train together, each on a batch of its own: that of rank 0, which all then share the work on."""
@@ -454,5 +454,5 @@ def _number(value: Any, key: str) -> float:
 def _checked(damping: float, rule: DampingRule) -> float:
     """A damping that can be divided by, or an error."""
     if not (math.isfinite(damping) and damping >= 0):
-        raise NonFiniteError(f"{type(rule).__name__} gave the damping {damping}; look at what it was shown, in .seen")
+        raise NonFiniteError(f"{type(rule).__name__} gave the damping {damping}; its inputs are in .seen")
     return float(damping)

@@ -85,7 +85,7 @@ def damping_of(block: str, group: Mapping[str, Any]) -> float:
     damping = group["damping"]
     if isinstance(damping, Mapping):
         if block not in damping:
-            raise ValueError(f"no damping for block {block!r}; there is some for {', '.join(damping)}")
+            raise ValueError(f"damping has no value for block {block!r}; it has values for {', '.join(damping)}")
         damping = damping[block]
     _check_damping(damping)
     return float(damping)

@@ -148,8 +148,8 @@ class KFAC(torch.optim.Optimizer):
         model, seen_loss = _trainable(model), _as_loss(loss)
         if fisher == "mc" and isinstance(seen_loss, CallableLoss):
             raise ValueError(
-                "labels are drawn for cross-entropy, squared error and binary cross-entropy; for another loss say "
-                "fisher='type2', or 'empirical'"
+                "labels can be drawn for cross-entropy, squared error and binary cross-entropy only; for another loss "
+                "give fisher='type2' or 'empirical'"
             )
         self.world = world(group)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -178,7 +178,7 @@ class KFAC(torch.optim.Optimizer):
         if any(id(p) not in own for p in group["params"]):
             self.param_groups.pop()
             raise ValueError(
-                "KFAC trains the parameters of its model; this group has one that was not there, or frozen"
+                "KFAC trains the parameters of its model; this group has one that was not in it, or was frozen"
             )
         check_signs(group)
 
@@ -195,7 +195,7 @@ class KFAC(torch.optim.Optimizer):
             batch: Where the loss finds its target: (inputs, target), or a dictionary with "labels".
         """
         if not isinstance(outputs, Tensor):
-            raise TypeError(f"outputs must be the tensor that the loss is made of, got {type(outputs).__name__}")
+            raise TypeError(f"outputs must be the tensor that the loss is computed from, got {type(outputs).__name__}")
         self._watcher.observe(outputs, batch)
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
@@ -245,8 +245,8 @@ class KFAC(torch.optim.Optimizer):
         self._unseen += 1
         if not self._unseen & (self._unseen - 1):
             warnings.warn(
-                f"no training pass was seen in step {self.steps}, which was to update the factors: they stay as they "
-                f"were ({self._unseen} such steps so far); {_CALL}",
+                f"no training pass was seen in step {self.steps}, which should update the factors: they stay "
+                f"unchanged ({self._unseen} such steps so far); {_CALL}",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )
@@ -259,8 +259,8 @@ class KFAC(torch.optim.Optimizer):
         if still:
             warnings.warn(
                 f"{', '.join(still[:6])}{', ...' if len(still) > 6 else ''} have gradients but no part in the outputs "
-                "that KFAC saw, and are not moved: show outputs that all of the loss is made of, opt.observe(outputs, "
-                "batch), several of them as one, torch.cat([a, b], dim=1)",
+                "that KFAC saw, and are not updated: give all outputs that the loss is computed from, "
+                "opt.observe(outputs, batch), several of them as one, torch.cat([a, b], dim=1)",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )
@@ -436,12 +436,12 @@ def _trainable(model: nn.Module) -> nn.Module:
     model = unwrapped(model, AVERAGING_WRAPPERS)
     if is_sharded(model):
         raise UnsupportedError(
-            "KFAC wants whole layers, and this model is sharded by FSDP2; train it under DistributedDataParallel"
+            "KFAC needs whole layers, but this model is sharded by FSDP2; train it under DistributedDataParallel"
         )
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedError(
-            "model.compile() was called, and hooks on what it calls are not: give KFAC what torch.compile(model) "
-            "gives, and call that in training"
+            "after model.compile() the hooks of KFAC do not run: give it compiled = torch.compile(model) instead, and "
+            "call that in training"
         )
     for name, p in model.named_parameters():
         if is_lazy(p):
@@ -450,8 +450,8 @@ def _trainable(model: nn.Module) -> nn.Module:
             )
         if p.is_complex() and p.requires_grad:
             raise UnsupportedError(
-                f"{name} is complex, and curvature is that of real numbers: keep it as torch.view_as_real gives it and "
-                "take torch.view_as_complex of that in the forward pass, or freeze it"
+                f"{name} is complex, and curvature is that of real numbers: store torch.view_as_real of it and apply "
+                "torch.view_as_complex in the forward pass, or freeze it"
             )
     return model
 

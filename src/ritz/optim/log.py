@@ -126,7 +126,7 @@ class TrainingLog:
         if curvature not in MATRICES:
             raise ValueError(f"curvature must be 'hessian' or 'ggn', got {curvature!r}")
         if damping is not None and getattr(damping, "optimizer", None) is not optimizer:
-            raise ValueError("damping must be the AutoDamping of this very optimizer")
+            raise ValueError("damping must be the AutoDamping of the same optimizer")
         if risk is not None:
             _check(risk, optimizer)
         self.optimizer, self.logger, self.risk, self.damping = optimizer, as_logger(logger), risk, damping

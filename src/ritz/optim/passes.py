@@ -250,8 +250,9 @@ class Watcher:
             return
         if seen.sizes is not None and len(outputs) not in seen.sizes:
             raise ValueError(
-                f"outputs of {len(outputs)} samples were shown, but the model gave {seen.sizes[0]}: show them with "
-                "samples first, as the model gave them, not flattened (classes second, or CrossEntropy(class_dim=...))"
+                f"outputs of {len(outputs)} samples were given, but the model returned {seen.sizes[0]}: give them with "
+                "samples first, as the model returned them, not flattened (classes second, or "
+                "CrossEntropy(class_dim=...))"
             )
         if not outputs.requires_grad or not seen.recorder.reaches(outputs):
             raise ValueError(_STRANGE)

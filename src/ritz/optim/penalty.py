@@ -166,7 +166,7 @@ class TracePenalty:
             >>> loss.backward()
         """
         if self.form != "ggn":
-            raise ValueError("outputs tell the GGN alone; with form='hessian' call penalty(model, x, y)")
+            raise ValueError("outputs determine only the GGN; with form='hessian' call penalty(model, x, y)")
         params = _trainable(unwrapped(model))
         self._check_output(out, self._loss.labels(y), _DETACHED)
         origins = self._origins(params, self._next_call()).to(out.device)
@@ -291,9 +291,9 @@ class TracePenalty:
         ]
         if norms and not self.force:
             raise UnsupportedError(
-                f"{norms[0]!r} normalises by batch statistics: the loss does not see the scale of the weights before, "
-                "and a negative trace of the Hessian grows without end as they shrink (seed 002 saw training diverge); "
-                "use form='ggn', put BatchNorm into evaluation mode, or pass force=True"
+                f"{norms[0]!r} normalises by batch statistics: the loss does not depend on the scale of the weights "
+                "before it, and a negative trace of the Hessian grows without bound as they shrink (seed 002 saw "
+                "training diverge); use form='ggn', put BatchNorm into evaluation mode, or pass force=True"
             )
         return y
 

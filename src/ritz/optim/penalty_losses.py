@@ -54,11 +54,11 @@ class OutputLoss:
             raise ValueError(f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}")
         if self.class_dim is None and labels is None and out.ndim > 2:
             raise ValueError(
-                f"where the classes are in outputs {tuple(out.shape)} is not known without labels: give them, or say "
-                "TracePenalty(..., class_dim=-1) for (batch, tokens, classes), class_dim=1 for images"
+                f"without labels, the dimension of the classes in outputs {tuple(out.shape)} is unknown: give labels, "
+                "or TracePenalty(..., class_dim=-1) for (batch, tokens, classes), class_dim=1 for images"
             )
         if not -out.ndim <= self.classes < out.ndim:
-            raise ValueError(f"outputs {tuple(out.shape)} have no dimension {self.classes}; say another class_dim=")
+            raise ValueError(f"outputs {tuple(out.shape)} have no dimension {self.classes}; give another class_dim=")
         if out.shape[self.classes] == 1:
             raise ValueError("cross-entropy of one class has no curvature; a binary network has loss='bce'")
 
@@ -103,7 +103,7 @@ class OutputLoss:
         if labels.shape != out.select(self.classes, 0).shape:
             raise ValueError(
                 f"labels {tuple(labels.shape)} do not fit outputs {tuple(out.shape)} with classes in dimension "
-                f"{self.classes}; say where they are: TracePenalty(..., class_dim=...)"
+                f"{self.classes}; give the right one: TracePenalty(..., class_dim=...)"
             )
 
 

@@ -130,8 +130,8 @@ def keep_together(params: Sequence[Tensor], world: World) -> None:
     apart = max(world.gather(float((common - flat).double().norm())))
     if apart > 1e-3 * max(lengths):
         raise ValueError(
-            f"the weights of the ranks are {apart:.3g} apart, of {max(lengths):.3g}: gradients have to be averaged "
-            "over ranks, as DistributedDataParallel does; KFAC(..., group='self') trains on each rank by itself"
+            f"the weights of the ranks differ by {apart:.3g}, of norm {max(lengths):.3g}: average the gradients over "
+            "ranks, as DistributedDataParallel does, or train on each rank by itself: KFAC(..., group='self')"
         )
     if apart:
         for p, part in zip(params, common.split([p.numel() for p in params]), strict=True):

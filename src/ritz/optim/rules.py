@@ -54,11 +54,11 @@ class Seen:
         """The value of one estimate.
 
         Raises:
-            ValueError: If it was not looked for.
+            ValueError: If it was not measured.
         """
         estimate = getattr(self, name)
         if estimate is None:
-            raise ValueError(f"{name} was not looked for: a rule is shown what it names in `needs`")
+            raise ValueError(f"{name} was not measured: a rule only gets what it names in `needs`")
         return float(estimate.value)
 
 

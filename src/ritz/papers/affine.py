@@ -105,7 +105,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         Claim(
             paper=paper, where="proposition 3.1", expected=1.0, tolerance=1e-6,
             measured=min(row["exact"] for row in rows), evidence=seen,
-            text="r between ACEHT and the exact Hessian traces, least of all predictors",
+            text="r between ACEHT and the exact Hessian traces, smallest over predictors",
         ),
         Claim(
             paper=paper, where="proposition 3.1", expected=1e-6, relation="<=",

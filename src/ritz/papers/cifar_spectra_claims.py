@@ -169,7 +169,7 @@ def _change(
 ) -> Claim:
     """How a number changes from one weight decay to another; `about` has what is expected."""
     arms = [decay_arm(decay) for decay in step]
-    kind = "times" if key in RATIOS else "difference"
+    kind = "ratio" if key in RATIOS else "difference"
     return Claim(
         text=f"{NAMES[key]}{said} from weight decay {step[0]:g} to {step[1]:g}: {kind}",
         measured=change_of(rows, key, arms, mode), evidence=note + _seen(rows, key, arms, mode), **about,
@@ -250,8 +250,8 @@ def mode_claims(rows: Sequence[Row]) -> list[Claim]:
     return [
         Claim(
             paper="seed 000", where="annex, figure 8",
-            text="lambda_1 in evaluation mode is another than in train mode: the larger over the smaller, where they "
-            "are nearest", expected=1 + RELATIVE["lambda_max"], relation=">=",
+            text="lambda_1 differs between evaluation and train mode: larger over smaller value, where they are "
+            "nearest", expected=1 + RELATIVE["lambda_max"], relation=">=",
             measured=min(apart, key=lambda one: float(one.interval()[0])),
             evidence=f"in evaluation and in train mode {seen}; {told(rows, arms, 'either')}",
         )
@@ -268,7 +268,7 @@ def _pair_claims(rows: Sequence[Row], network: str, seed: int) -> list[Claim]:
     )
 
     def one(key: str, rises: bool, where: str, mode: str = "eval", said: str = "") -> Claim:
-        kind, expected = ("times", 1.0) if key in RATIOS else ("difference", 0.0)
+        kind, expected = ("ratio", 1.0) if key in RATIOS else ("difference", 0.0)
         error = "measurement" if key in RATIOS else "images"
         arms = [decay_arm(decay) for decay in ENDS]
         return Claim(
@@ -296,7 +296,7 @@ def against(
     """The second of two arms beside the first, at equal seed; `about` has what is expected."""
     first, second = arms
     return Claim(
-        paper=paper, where=where, text=f"{NAMES[key]}{said}, {second} {'over' if key in RATIOS else 'less'} {first}",
+        paper=paper, where=where, text=f"{NAMES[key]}{said}, {second} {'over' if key in RATIOS else 'minus'} {first}",
         measured=change_of(rows, key, arms, mode), evidence=note + _seen(rows, key, arms, mode), **about,
     )  # fmt: skip
 

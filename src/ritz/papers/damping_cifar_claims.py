@@ -179,7 +179,7 @@ def _figure13(runs: Runs) -> list[Claim]:
         difference(runs, where, name, start, low),
         difference(runs, where, f"{start.label} - {high.label}", start, high),
         Claim(
-            paper=PAPER, where=where, text=f"{start.label}: the damping reaches 0.1, the largest of a run",
+            paper=PAPER, where=where, text=f"{start.label}: the damping reaches 0.1: largest damping of a run",
             expected=0.1, tolerance=0.03, measured=over_seeds(largest, "largest damping"), evidence=runs.told(start),
             short_of=runs.short_of(start),
         ),
@@ -214,7 +214,7 @@ def _particularly(runs: Runs, where: str, arms: tuple[Arm, Arm, Arm, Arm]) -> Cl
     seeds = [seed for seed in rows[0] if all(seed in own for own in rows)]
     change = [rows[0][seed] - rows[1][seed] - rows[2][seed] + rows[3][seed] for seed in seeds]
     return Claim(
-        paper=PAPER, where=where, text="the ramp helps learned damping more: ramp - linear, learned less flat",
+        paper=PAPER, where=where, text="the ramp helps learned damping more: ramp - linear, learned minus flat",
         expected=BETTER, relation=">=", measured=over_seeds(change, "points of test accuracy, at equal seed"),
         evidence=runs.told(*arms),
     )  # fmt: skip

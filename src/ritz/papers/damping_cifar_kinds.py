@@ -68,7 +68,7 @@ def diverges(
     if expected and arm.label in DIVERGING:
         twice = f". Table 1 prints {TABLE1[arm][1]:g} % for this setting: the paper contradicts itself"
     return Claim(
-        paper=PAPER, where=where, text=f"{arm.label}: {word}, the share of runs that are lost", expected=expected,
+        paper=PAPER, where=where, text=f"{arm.label}: {word}, share of lost runs", expected=expected,
         measured=share, evidence=f"{runs.told(arm)}{steps}{twice}", ours=ours,
         short_of="; ".join(filter(None, ("" if early else runs.epochs_short(arm), "" if ours else variant(arm)))),
     )  # fmt: skip

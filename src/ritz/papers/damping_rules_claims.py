@@ -112,7 +112,7 @@ def _beside(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
         both = f"{told(own)}; {told(flat)}"
         found.append(
             _claim(
-                where=place, text=f"{arm} less flat at equal epochs: points of test accuracy", measured=mean(apart),
+                where=place, text=f"{arm} minus flat at equal epochs: points of test accuracy", measured=mean(apart),
                 evidence=both, **about,
             )
         )  # fmt: skip
@@ -123,7 +123,7 @@ def _beside(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
         )
         found.append(
             _claim(
-                where="section 7.1", text=f"{arm} less flat at equal seconds: points of test accuracy",
+                where="section 7.1", text=f"{arm} minus flat at equal seconds: points of test accuracy",
                 measured=mean(apart),
                 evidence=f"a step takes {float(took.value):.2f} times as long; {_seconds(own, flat)}",
                 **about | {"ours": True},
@@ -159,7 +159,7 @@ def _courses(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
             found.append(
                 _claim(
                     where="section 7.1", ours=True, expected=0.0, measured=max(row["at_bound"] for row in own),
-                    text=f"the damping of {arm} stays within its bounds: share of refreshes at one, the largest",
+                    text=f"the damping of {arm} stays within its bounds: largest share of refreshes at a bound",
                     evidence=told(arms[arm]) + (more if ratios else ""),
                 )
             )  # fmt: skip
@@ -214,7 +214,7 @@ def _few(noises: Sequence[Mapping[str, Any]]) -> list[Claim]:
         claim(
             where="section 7.1", ours=True, expected=1.0,
             measured=geometric_mean(a / b for a, b in zip(own, at("both", most), strict=True)),
-            text=f"4 batches, each with a probe of its own, tell the noise no worse than {most} with one: error ratio",
+            text=f"4 batches, each with its own probe, estimate the noise no worse than {most} with one: error ratio",
             evidence=f"{seen}. 4 with a probe each are off by {statistics.fmean(own):.3f}",
         )
     )  # fmt: skip

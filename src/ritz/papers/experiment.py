@@ -83,7 +83,7 @@ class Setting:
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-            raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"device {self.device!r} is not available here: {str(error).splitlines()[0]}") from error
         if self.commit is None:  # now: the files may be others when a long run has ended
             object.__setattr__(self, "commit", own_commit())
 

@@ -68,7 +68,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight("false-friend/vgg-gadam", "Is Gadam's solution sharper than SGD's?", "lambda_1, Gadam over SGD"),
     Highlight(
-        "false-friend/vgg-gadam", "Does Gadam's solution generalise better?", "accuracy on the test set, Gadam less SGD"
+        "false-friend/vgg-gadam", "Does Gadam's solution generalise better?",
+        "accuracy on the test set, Gadam minus SGD",
     ),
     Highlight(
         "false-friend/stability",
@@ -90,7 +91,7 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight(
         "pac-bayes/penalty", "Does the trace penalty improve accuracy, in 8 epochs of a small WideResNet?",
-        "accuracy on the test set, with the penalty less without",
+        "accuracy on the test set, with the penalty minus without",
     ),
     Highlight(
         "pac-bayes/penalty", "Does the trace penalty narrow the gap?",

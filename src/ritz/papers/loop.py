@@ -184,9 +184,9 @@ class Loop:
                 start = round(averaging.start * self.course.epochs)
             average = IterateAverage(self.model, start, averaging.every, patience=averaging.patience)
         if average is not None and average.start is None and "val" not in self.data:
-            raise ValueError(f"averaging from 'auto' on needs data['val'] to decide by, got {', '.join(self.data)}")
+            raise ValueError(f"start='auto' of averaging needs data['val'], got {', '.join(self.data)}")
         if average is not None and average.start is None and self.data["val"][1].is_floating_point():
-            raise ValueError("averaging from 'auto' on goes by the accuracy on data['val']: its targets are no classes")
+            raise ValueError("start='auto' of averaging needs accuracy, but the targets of data['val'] are no classes")
         return average
 
     def _make_details(self) -> TrainingLog | None:

@@ -152,7 +152,7 @@ ORDERS = {  # what is said of the small batch against the large one: 1 more, -1 
     "test_error": (-1, "table 1", "test error, percentage points"),
     "test_loss": (-1, "table 1", "test loss"),
     "margin_median": (1, "figure 4c", "median margin"),
-    "margin_q10": (1, "figure 4a", "10 % quantile of margins, for it has fewer low ones"),
+    "margin_q10": (1, "figure 4a", "10 % quantile of margins, as it has fewer low ones"),
     "skewness": (-1, "figure 4c", "skewness of margins"),
     "margin_min": (-1, "figure 4c", "least margin"),
 }
@@ -202,7 +202,7 @@ def _fits(own: Rows, name: str, ours: bool) -> list[Claim]:
         ),
         _claim(
             where="section 4.1", text=f"{name}: both reach a comparable training loss, within a factor of two: log of "
-            "the ratio, small less large", expected=0.0, tolerance=SAME_LOSS,
+            "the ratio, small minus large", expected=0.0, tolerance=SAME_LOSS,
             measured=_change(own, "train_loss", "large", "small"), evidence=_each(own, "train_loss"), ours=ours,
         ),
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def _ordered(
     if key == "margin_min" and any(row[key] < 0 for row in own):
         seen += "; below 0 where a point is wrong: the paper takes the size of a margin, which is never so"
     return _claim(
-        where=where, text=f"{name}: {text}, {second} less {first}, {'above' if sign > 0 else 'below'} 0",
+        where=where, text=f"{name}: {text}, {second} minus {first}, {'above' if sign > 0 else 'below'} 0",
         expected=0.0, relation=">=" if sign > 0 else "<=", measured=_change(own, key, first, second), evidence=seen,
         ours=ours,
     )  # fmt: skip
@@ -259,20 +259,20 @@ def _catches_up(own: Rows, name: str) -> list[Claim]:
     found = [
         _claim(
             where="section 4.2", text=f"{name}: trained longer, the large batch has margins like the small one's: "
-            "median margin, longer less small, not below 0", expected=0.0, relation=">=",
+            "median margin, longer minus small, not below 0", expected=0.0, relation=">=",
             measured=mean("change of margin_median", change["margin_median"].tolist()),
             evidence=f"{said}; {_each(own, 'margin_median')}",
         ),
         not_above(
             where="abstract", text=f"{name}: large batches generalise worse because their margins are smaller: test "
-            "error, longer less small, once its margins are as large, not above 0",
+            "error, longer minus small, once its margins are as large, not above 0",
             measured=mean("change of test_error", change["test_error"][ahead].tolist()),
             evidence=f"{said}; least, 10 % and median margin are as large in {int(ahead.sum())} of {len(ahead)} seeds; "
             f"test error {_each(own, 'test_error')}; means: {beside}",
         ),
         not_above(
             where="section 4.2", text=f"{name}: trained longer, the large batch generalises as well as the small one: "
-            "test error, longer less small, not above 0", measured=_change(own, "test_error", "small", "longer"),
+            "test error, longer minus small, not above 0", measured=_change(own, "test_error", "small", "longer"),
             evidence=f"{said}; {_each(own, 'test_error')}",
             short_of=f"{times} times the steps, where the budget paper has {LONGER}" if times < LONGER else "",
         ),

@@ -133,7 +133,7 @@ def claims(rows: Rows) -> list[Claim]:
     seen = "; ".join(f"C = {c}: {_listed(rows, c, 'gap')}" for c in sorted({row["classes"] for row in rows}))
     found = [
         _claim(
-            text="as many large eigenvalues as classes: number less C, before the largest relative drop", expected=0.0,
+            text="as many large eigenvalues as classes: number minus C, before the largest relative drop", expected=0.0,
             tolerance=0.5, measured=_over_seeds(rows, _excess), evidence=_spread(rows, "gap"), ours=True,
         )
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def claims(rows: Rows) -> list[Claim]:
         expected=1.0, tolerance=0.25, reference=0.0, measured=_over_seeds(rows, _slope), evidence=seen, ours=True,
     ))  # fmt: skip
     found.append(_claim(
-        text="the drop comes after the C-th eigenvalue: log of the drop there, less the log of that after the "
+        text="the drop comes after the C-th eigenvalue: log of the drop there, minus the log of that after the "
         "(C - 1)-th", expected=0.0, relation=">=", measured=_over_seeds(rows, _later_drop), ours=True,
         evidence="softmax does not see a constant that is added to all outputs: C - 1 directions are left",
     ))  # fmt: skip

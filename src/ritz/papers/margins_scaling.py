@@ -106,7 +106,7 @@ def claims(rows: Rows) -> list[Claim]:
     about = f"{len({row['seed'] for row in rows})} seeds; training points that are wrong: {', '.join(map(str, wrong))}"
     found = [
         _claim(
-            where="section 5", text="T_alpha changes no prediction, of training and test images: how many it changes",
+            where="section 5", text="T_alpha changes no prediction, of training and test images: number changed",
             expected=0, measured=sum(row["changed"] for row in rows),
             evidence=f"{about}; {sum(row['alpha'] != 1 for row in rows)} networks that were scaled",
         )

@@ -98,7 +98,7 @@ def _normal(dense: Sequence[Row]) -> list[Claim]:
     first, last = (_average([row["entries"][place] for row in dense], "rejected") for place in (1, -1))
     found.append(
         _claim(
-            where="lemma 3", text=f"they converge: share rejected at B = {sizes[-1]} less that at B = {sizes[1]}",
+            where="lemma 3", text=f"they converge: share rejected at B = {sizes[-1]} minus that at B = {sizes[1]}",
             expected=0.0, relation="<=", measured=last - first, evidence=f"{_where(dense)}, both states.",
         )
     )  # fmt: skip
@@ -127,8 +127,8 @@ def _by_size(dense: Sequence[Row]) -> list[Claim]:
             found.append(
                 _claim(
                     where="lemma 3, section 7.1",
-                    text=f"the variance goes as {text}: Tr X^2 at B = {ends[0]} over that at {ends[1]}, over what this "
-                    f"gives, {words}", expected=1.0, tolerance=0.1, measured=mean(ratios),
+                    text=f"the variance goes as {text}: Tr X^2 at B = {ends[0]} over that at {ends[1]}, divided by the "
+                    f"predicted ratio, {words}", expected=1.0, tolerance=0.1, measured=mean(ratios),
                     evidence=f"{_where(dense)}; batches from 1,000 orders of blocks of {_smallest(dense)}, X against "
                     "the mean of all. Without replacement 1 / B - 1 / N is exact in the mean, whatever the law of X; "
                     "1 / B is its limit for small B.",
@@ -194,7 +194,7 @@ def _conditions(dense: Sequence[Row], state: str) -> list[Claim]:
         ),
         _claim(
             where="section 4.1, theorem 4, condition i",
-            text="entries of X depend on each other but little: variance of Tr X^2 over that of independent normal "
+            text="entries of X depend on each other only weakly: variance of Tr X^2 over that of independent normal "
             f"entries of the same variances, {STATES[state]}", expected=1.0, tolerance=1.0, measured=excess,
             evidence=f"{_where(dense)}, batches of {_smallest(dense)}. By seed, Tr X^2 varies by {spreads} of its "
             f"mean; independent entries of one variance would vary by {2 / dense[0]['params']:.1g}.",
@@ -242,8 +242,8 @@ def _spikes(dense: Sequence[Row]) -> list[Claim]:
         ]
         found.append(
             _claim(
-                where="theorem 1", text=f"eigenvalue {place + 1} of a batch is too large by s2 / nu, which goes with "
-                "the theorem: shift over that", expected=1.0, tolerance=0.25, measured=mean(shifts), ours=True,
+                where="theorem 1", text=f"eigenvalue {place + 1} of a batch is too large by s2 / nu, which agrees "
+                "with the theorem: shift over s2 / nu", expected=1.0, tolerance=0.25, measured=mean(shifts), ours=True,
                 evidence=f"{seen} One batch varies by {_spread(shifts):.2g} of these units, independent noise by "
                 f"{_spread_of_theory(known, place):.2g}. Any noise makes the largest eigenvalue too large in the mean.",
             )
@@ -264,14 +264,14 @@ def _spikes(dense: Sequence[Row]) -> list[Claim]:
     found += [
         _claim(
             where="section 4.1", text=f"sharp directions are better known than flat ones: share of a batch's first "
-            f"{NINE} eigenvectors in the span of those of H, less that of ten below nu = sqrt(s2) in that of theirs",
+            f"{NINE} eigenvectors in the span of those of H, minus that of ten below nu = sqrt(s2) in theirs",
             expected=0.0, relation=">=", measured=mean([a - b for a, b in zip(space, band, strict=True)]),
             evidence=f"{seen} The first share is {mean(space).value:.2f}. One by one, the mean overlap of these {NINE} "
             f"is {math.fsum(_average_of(mine, place) for place in range(NINE)) / NINE:.2f}.",
         ),
         _claim(
             where="theorem 1, section 4.1",
-            text="below nu = sqrt(s2) a batch knows nothing of a direction: share of ten eigenvectors just below it in "
+            text="below nu = sqrt(s2) a batch tells nothing of a direction: share of ten eigenvectors just below it in "
             "the span of the same ten of H", expected=chance, tolerance=chance, measured=mean(band),
             evidence=f"{seen} Random directions would have {chance:.2g}. Eigenvalues above the threshold, by seed: "
             f"{below}.",

@@ -97,7 +97,7 @@ def _gap(runs: Sequence[Row]) -> list[Claim]:
     return [
         claim(
             text=text + "test error, points", tolerance=0.5, measured=apart("test_accuracy", -100.0),
-            evidence=f"{seen} Gap {seldom} less flat: {more.value:+.2f} points. Gap {often} takes {times.value:.1f} "
+            evidence=f"{seen} Gap {seldom} minus flat: {more.value:+.2f} points. Gap {often} takes {times.value:.1f} "
             "times as long as a flat damping.",
         ),
         claim(text=text + "training loss", tolerance=0.02, measured=apart("train_loss"), evidence=seen),
@@ -151,7 +151,7 @@ def _along(runs: Sequence[Row]) -> list[Claim]:
     return [
         _claim(
             text=f"refreshing every {seldom} steps loses nothing: correlation of the log noise "
-            f"{seldom} steps apart less that {often} steps apart", expected=0.0, tolerance=0.1,
+            f"{seldom} steps apart minus that {often} steps apart", expected=0.0, tolerance=0.1,
             measured=mean([far - near for near, far in pairs]), evidence=seen, ours=True,
         )
     ]  # fmt: skip

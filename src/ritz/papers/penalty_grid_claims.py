@@ -41,7 +41,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         ... ]
         >>> found = claims(rows)
         >>> found[0].text, found[0].verdict  # chosen on held-out images, judged on test images
-        ('test accuracy, eta 0.001 less 0 at weight decay 0: percentage points', 'refuted')
+        ('test accuracy, eta 0.001 minus 0 at weight decay 0: percentage points', 'refuted')
     """
     networks = [_with_gaps(row) for row in rows if row["kind"] == "network"]
     grid = [row for row in networks if row["form"] == "ggn"]
@@ -89,7 +89,7 @@ def _gains(rows: Sequence[Row], decay: float) -> list[Claim]:
     def claim(key: str, name: str, eta: float, relation: Any, digits: int = 2, **about: Any) -> Claim:
         pair = [by_seed(rows, key, eta=which) for which in (0.0, eta)]
         ratios = key == "trace"
-        text = f"{name}, eta {eta:g} {'over' if ratios else 'less'} 0 at weight decay {decay:g}"
+        text = f"{name}, eta {eta:g} {'over' if ratios else 'minus'} 0 at weight decay {decay:g}"
         unit = "ratio" if ratios else "percentage points" if "loss" not in key else "nats"
         return _claim(
             where=where, text=f"{text}: {unit}", expected=1.0 if ratios else 0.0, relation=relation,
@@ -145,15 +145,15 @@ def _forms(grid: Sequence[Row], hessian: Sequence[Row]) -> list[Claim]:
             pair = [
                 by_seed(rows, key, eta=eta, weight_decay=decay) for rows in (grid, hessian)
             ]  # fmt: skip
-            how = "over" if key == "trace" else "less"
+            how = "over" if key == "trace" else "minus"
             measured: Estimate = ratio(*pair) if key == "trace" else difference(*pair)
             means = [statistics.fmean(values.values()) for values in pair]
             found.append(
                 _claim(
                     where=where, ours=True, expected=1.0 if key == "trace" else 0.0, measured=measured,
                     tolerance=0.1 if key == "trace" else SAME,
-                    text=f"Tr G for Tr H changes nothing, eta {eta:g}, weight decay {decay:g}: {name} after Tr H "
-                    f"{how} after Tr G",
+                    text=f"Tr G instead of Tr H changes nothing, eta {eta:g}, weight decay {decay:g}: {name} after "
+                    f"Tr H {how} after Tr G",
                     evidence=f"{len(pair[0])} seeds, mean {name} {means[0]:.2f} with Tr G and {means[1]:.2f} with "
                     "Tr H; the traces are equal, what one random vector says of them is not",
                 )
@@ -178,13 +178,13 @@ def _identities(rows: Sequence[Row]) -> list[Claim]:
             f"{100 * below:.0f} % of the latter below 0"
         )
         name = {"relu": "the ReLU network", "batchnorm": "with BatchNorm by the statistics of the batch"}.get(
-            network, f"with {network} for ReLU"
+            network, f"with {network} instead of ReLU"
         )
         for key, what in (("trace_gap", "Tr H is Tr G"), ("gradient_gap", "the gradient of Tr H is that of Tr G")):
             found.append(
                 _claim(
                     where="section 6, Tr H -> Tr G", ours=True, expected=EXACT, relation="<=", evidence=told,
-                    text=f"{what}, {name}: relative difference, the largest", measured=_largest(own, key),
+                    text=f"{what}, {name}: largest relative difference", measured=_largest(own, key),
                 )
             )  # fmt: skip
     return found

@@ -142,7 +142,8 @@ class Recipe:
         for name, made in (("model", self.model), ("loss", self.loss)):
             if isinstance(made, nn.Module):
                 raise TypeError(
-                    f"{name} is a function that makes one, not a {type(made).__name__}: each run has its own"
+                    f"{name} must be a function that makes one, because each run needs its own; got a "
+                    f"{type(made).__name__}"
                 )
         if isinstance(self.optimizer, Optimizer) or _is_optimizer(self.optimizer):
             raise TypeError(

@@ -243,7 +243,7 @@ def _theorem(rows: Sequence[Row]) -> list[Claim]:
             if key in own[0]:
                 found.append(
                     Claim(
-                        paper=SEED, where=where, text=f"{network}, {text}: how often not", expected=0.0, ours=ours,
+                        paper=SEED, where=where, text=f"{network}, {text}: how often violated", expected=0.0, ours=ours,
                         measured=float(sum(row[key] for row in own)),
                         evidence=f"{checks} Ritz values. {PRINTED_17}" if key == "smallest as printed" else seen,
                     )

@@ -179,7 +179,7 @@ def _figure_2(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
     found = [
         Claim(
             paper=SEED, where=f"equation 11{figure}", expected=1.0, tolerance=SAME, measured=traces,
-            text=f"Tr {name}_B / Tr {name} in the mean, batches of {size}", evidence=seen,
+            text=f"Tr {name}_B / Tr {name} on average, batches of {size}", evidence=seen,
         ),
         Claim(
             paper=SEED, where=f"equation 12{figure}", expected=1.0, relation=">=", measured=squares,
@@ -204,11 +204,11 @@ def _one_batch(own: Sequence[Mapping[str, Any]], seen: str) -> list[Claim]:
         Claim(
             paper=SEED, where="figure 2", expected=1.0, relation="<=", evidence=seen,
             measured=derived("ratio of errors", lambda x, y: x / y, trace, square),
-            text=f"one batch of {size} has Tr {name} more accurately than Tr {name}^2: ratio of the mean |error|",
+            text=f"one batch of {size} gives Tr {name} more accurately than Tr {name}^2: ratio of the mean |error|",
         ),
         Claim(
             paper=SEED, where="figure 2, section 4.2", expected=SAME, relation="<=", measured=trace, evidence=seen,
-            text=f"one batch of {size} has Tr {name} to {SAME:.0%}: mean |error|", ours=True,
+            text=f"one batch of {size} gives Tr {name} to {SAME:.0%}: mean |error|", ours=True,
         ),
     ]  # fmt: skip
 
@@ -229,7 +229,7 @@ def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
     found = [
         Claim(
             paper=SEED, where="section 4.2", expected=-SAME, relation="<=", reference=0.0, measured=errors["none"],
-            text=f"log |G_B + d I| cannot be had from a sub-sample: its error over log |G / d + I|, {what}",
+            text=f"log |G_B + d I| cannot be obtained from a sub-sample: its error over log |G / d + I|, {what}",
             evidence=f"{seen}. It errs downwards",
         )
     ]  # fmt: skip

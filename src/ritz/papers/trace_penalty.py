@@ -130,7 +130,7 @@ def _measured_claims(rows: Sequence[Row]) -> list[Claim]:
 
     def both(key: str, said: str = "", mode: str = "eval", **about: Any) -> Claim:
         arms = [PLAIN, PENALISED]
-        text, how = said or NAMES[key] + ", {}", "over" if key in RATIOS else "less"
+        text, how = said or NAMES[key] + ", {}", "over" if key in RATIOS else "minus"
         return Claim(
             paper="seed 002", where="section 6, table 7", text=text.format(f"with the penalty {how} without"),
             measured=change_of(rows, key, arms, mode),

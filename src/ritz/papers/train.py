@@ -107,7 +107,7 @@ def _check(data: Mapping[str, Data]) -> None:
         raise ValueError(f"data must have 'train' among its names, got {', '.join(data) or 'none'}")
     for name, (X, y) in data.items():
         if not len(X) or len(X) != len(y):
-            raise ValueError(f"{name} has {len(X)} inputs and {len(y)} targets: as many of both, and one at least")
+            raise ValueError(f"{name} has {len(X)} inputs and {len(y)} targets: give equally many, at least one")
         devices = [str(tensor.device) for tensor in (X, y, data["train"][0])]
         if len(set(devices)) > 1:
             raise ValueError("{} has inputs on {}, targets on {}; 'train' is on {}: one device".format(name, *devices))

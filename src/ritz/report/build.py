@@ -48,8 +48,8 @@ class _Found:
         """
         if getattr(self, kind) is not None:
             raise ValueError(
-                f"two results of one kind were given ({type(result).__name__}): a page tells of one; ritz.compare puts "
-                "solutions side by side"
+                f"two results of one kind were given ({type(result).__name__}), but a page shows one; to compare "
+                "solutions, use ritz.compare"
             )
         setattr(self, kind, result)
 
@@ -75,7 +75,7 @@ def build(
 
     Raises:
         TypeError: For anything else.
-        ValueError: If there is nothing to tell, or two results of one kind.
+        ValueError: If there is nothing to report, or two results of one kind.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -88,7 +88,7 @@ def build(
     for result in results:
         _sort(found, result)
     if not results:
-        raise ValueError("there is nothing to tell: give a Spectrum, what ritz.measure gave, or another result")
+        raise ValueError("there is nothing to report: give a Spectrum, the result of ritz.measure, or another result")
     _complete(found)
     page = Page(title or _title(found), subtitle or _subtitle(found))
     for section in _sections(found, settings or {}, notes):

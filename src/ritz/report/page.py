@@ -158,7 +158,7 @@ def check_target(target: Path) -> Path:
         FileExistsError: If anything else is there.
     """
     if target.exists() and not _is_page(target):
-        raise FileExistsError(f"{target} is there and is no page of ritz: name another file, or remove it")
+        raise FileExistsError(f"{target} exists and is not a page of ritz: name another file, or remove it")
     return target
 
 

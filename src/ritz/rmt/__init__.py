@@ -1,9 +1,10 @@
 """Random matrix theory of curvature noise: laws, edges, spikes, shrinkage.
 
-A batch sees the curvature H + X. If X has independent entries, all that is said of it follows from one number, its
-level s2 = Tr X^2 / P, which `ritz.curvature_noise` measures: where its bulk ends (`bulk_edge`), which eigenvalues are
-signal (`outliers`), how large they truly are and how well their directions are known (`debias`), and how much to damp
-(`shrinkage`). Whether X is such a matrix, `fit` tells. That of a network is not: docs/rmt.md has numbers.
+A batch has the curvature H + X, with noise X. If the entries of X are independent, everything here follows from one
+number, the noise level s2 = Tr X^2 / P that `ritz.curvature_noise` measures: where the bulk of X ends (`bulk_edge`),
+which eigenvalues are signal (`outliers`), how large they truly are and how well their directions are known (`debias`),
+and how much to damp (`shrinkage`). `fit` tells whether X is such a matrix. The X of a network is not: docs/rmt.md has
+numbers.
 """
 
 from .draws import wigner, wishart

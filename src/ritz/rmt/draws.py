@@ -1,4 +1,4 @@
-"""Random matrices with spikes, to see how far the laws of large matrices hold at a given size."""
+"""Random matrices with spikes, to check how well the laws of large matrices hold at a given size."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def wigner(dim: int, s2: float = 1.0, *, spikes: Sequence[float] = (), seed: int = 0) -> Tensor:
-    """diag(spikes, 0, ..., 0) + X, X normal with entries of variance s2 / dim, twice that on the diagonal (P, P).
+    """diag(spikes, 0, ..., 0) + X (dim, dim), where X is normal with variance s2 / dim, twice that on the diagonal.
 
-    X has no preferred direction, so spikes along the first unit vectors are as good as any: the squared overlap of
-    spike i with an eigenvector is its i-th entry, squared.
+    X has no preferred direction, so spikes along the first unit vectors are as good as any others: the squared overlap
+    of spike i with an eigenvector is the square of the eigenvector's i-th entry.
 
     Example:
         >>> H = wigner(400, spikes=[3.0])
@@ -28,7 +28,7 @@ def wigner(dim: int, s2: float = 1.0, *, spikes: Sequence[float] = (), seed: int
 def wishart(
     dim: int, num_samples: int, variance: float = 1.0, *, spikes: Sequence[float] = (), seed: int = 0
 ) -> Tensor:
-    """Z'Z / n for n normal rows of covariance diag(spikes, v, ..., v), (P, P).
+    """Z'Z / n (dim, dim) of n = num_samples normal rows with covariance diag(spikes, v, ..., v), v = variance.
 
     Example:
         >>> S = wishart(100, 400)
@@ -39,7 +39,7 @@ def wishart(
         raise ValueError(f"expected num_samples >= 1 and variance > 0, got {num_samples} and {variance}")
     covariance = _with_spikes(dim, spikes, variance)
     if not bool((covariance >= 0).all()):
-        raise ValueError(f"population eigenvalues must not be negative, got {list(spikes)}")
+        raise ValueError(f"spikes, eigenvalues of the covariance, must not be negative, got {list(spikes)}")
     normal = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rows = normal * covariance.sqrt()
     return rows.T @ rows / num_samples
@@ -47,7 +47,7 @@ def wishart(
 
 def _with_spikes(dim: int, spikes: Sequence[float], rest: float) -> Tensor:
     if dim < 1 or len(spikes) > dim:
-        raise ValueError(f"expected dim >= 1 and at most dim spikes, got {dim} and {len(spikes)} spikes")
+        raise ValueError(f"expected dim >= 1 and at most dim spikes, got dim = {dim} and {len(spikes)} spikes")
     diagonal = torch.full((dim,), rest, dtype=torch.float64)
     diagonal[: len(spikes)] = torch.as_tensor(spikes, dtype=torch.float64)
     return diagonal

@@ -1,7 +1,7 @@
-"""Where the bulk of noise ends, with the error of the noise level that it follows from.
+"""Where the bulk of the noise ends, with the error that the noise level gives it.
 
-All of it is a multiple of sqrt(s2), s2 = Tr X^2 / P: a number, or the `Estimate` of `ritz.curvature_noise`, whose
-interval then moves along. It holds for a noise matrix of independent entries; see `fit` for how to tell.
+Every result is a multiple of sqrt(s2), s2 = Tr X^2 / P. s2 is a number, or the `Estimate` of `ritz.curvature_noise`,
+whose interval is then carried over to the result. All of this holds for noise of independent entries; `fit` tests that.
 """
 
 import math
@@ -16,13 +16,13 @@ from .laws import Semicircle
 from .tracy_widom import DEVIATION, tracy_widom_quantile
 
 Noise = float | Tensor | Estimate
-_MANY = 1e9  # degrees of freedom of what is known
+_MANY = 1e9  # degrees of freedom of a known value
 
 
 def bulk_edge(s2: Noise) -> Estimate:
-    """lambda_+ = 2 sqrt(s2), where the semicircle of the noise ends; lambda_- is its negative.
+    """lambda_+ = 2 sqrt(s2), the upper end of the semicircle of the noise; the lower end lambda_- is -lambda_+.
 
-    Section 4 of seed 004 puts it at sqrt(s2) = sigma sqrt(P / B), which is `bbp_threshold`.
+    Section 4 of seed 004 puts the edge at sqrt(s2) = sigma sqrt(P / B), which is in fact the `bbp_threshold`.
 
     Example:
         >>> bulk_edge(0.25).value
@@ -45,7 +45,7 @@ def bbp_threshold(s2: Noise) -> Estimate:
 
 
 def edge_quantile(s2: Noise, dim: int, level: float = 0.99) -> Estimate:
-    """What the largest eigenvalue of the noise stays below with probability `level`, at finite P.
+    """The `level` quantile of the largest eigenvalue of the noise, at finite P = `dim`.
 
         sqrt(s2) (2 + P^(-2/3) q),    q the quantile of the law of Tracy and Widom
 
@@ -60,14 +60,16 @@ def edge_quantile(s2: Noise, dim: int, level: float = 0.99) -> Estimate:
     unit = Semicircle(1.0).edge_scale(dim)
     far = 2 + unit * tracy_widom_quantile(level)
     if far <= 0:
-        raise ValueError(f"the law of the edge does not hold at dim = {dim}, level = {level}: take larger ones")
+        raise ValueError(
+            f"the law of Tracy and Widom does not hold at dim = {dim}, level = {level}: give a larger dim or level"
+        )
     width = _root(noise, unit * DEVIATION, "edge width", "standard deviation of the largest eigenvalue of the noise")
     text = f"{level:g} quantile of the largest eigenvalue of noise of order {dim}"
     return _root(noise, far, "edge quantile", text, parts={"width": width})
 
 
 def noise_level(s2: Noise) -> Estimate:
-    """s2 as an `Estimate`, checked; exact where it is a number."""
+    """s2 as a checked `Estimate`, exact if a number was given."""
     if not isinstance(s2, Estimate):
         s2 = Estimate(name="s2", value=float(s2), exact=True)
     value = float(s2.value)
@@ -77,7 +79,7 @@ def noise_level(s2: Noise) -> Estimate:
 
 
 def degrees(rule: IntervalRule) -> float:
-    """Of freedom, for a Student t of what follows from an estimate with this rule."""
+    """Degrees of freedom of Student's t for a number that follows from an estimate with this rule."""
     if isinstance(rule, Affine):
         return degrees(rule.rule)
     if isinstance(rule, Hull):
@@ -88,7 +90,7 @@ def degrees(rule: IntervalRule) -> float:
 
 
 def cost(noise: Estimate, text: str) -> dict[str, Any]:
-    """What a number that follows from the noise level says of itself."""
+    """Cost, seed, stop and convention of a number that follows from the noise level."""
     known = f"s2 from {noise.name}" + (f": {noise.convention}" if noise.convention else "")
     return {
         "products": noise.products,
@@ -99,7 +101,7 @@ def cost(noise: Estimate, text: str) -> dict[str, Any]:
 
 
 def _root(noise: Estimate, scale: float, name: str, text: str, **fields: Any) -> Estimate:
-    """scale sqrt(s2), the interval that of s2, moved."""
+    """scale sqrt(s2), with the interval of s2 mapped by the same function."""
     square = affine(noise, scale**2, parts={})
     value = math.sqrt(float(square.value))
     ends = None if square.bracket is None else tuple(math.sqrt(max(float(end), 0.0)) for end in square.bracket)

@@ -1,7 +1,7 @@
-"""How well a law of noise fits a measured spectrum, said by numbers that can say no.
+"""How well a law of noise fits a measured spectrum, in numbers that can reject the law.
 
-The scale of a law can always be fitted. What tells is the rest: the largest distance between the distribution
-functions, the skewness and the kurtosis, and how much of Tr X^2 lies where the law has nothing.
+The scale of a law can always be fitted. The evidence lies in the rest: the largest distance between the distribution
+functions, the skewness and the kurtosis, and how much of Tr X^2 lies outside of the law's bulk.
 """
 
 import math
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from ..estimators.quantities import Spectrum
 
-_LEVELS = 24  # at which distribution functions are compared: quantiles of the law, and as many of the spectrum
-_ROUND_OFF = 1e-12  # of shares that all probes agree on
+_LEVELS = 24  # distribution functions are compared at so many quantiles of the law, and as many of the spectrum
+_ROUND_OFF = 1e-12  # of a share on which all probes agree
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LawFit(Result):
-    """A law with the scale of a measured spectrum, and how far the two are apart.
+    """A law with the scale of a measured spectrum, and how far the spectrum is from it.
 
     Attributes:
-        law: With the fitted scale.
+        law: The law with the fitted scale.
         variance: That scale: s2 of a `Semicircle`, v of a `MarchenkoPastur`.
         edge: Upper end of the law's bulk.
         distance: Largest distance between the distribution functions (Kolmogorov), between 0 and 1. Independent noise
-            of order P, some hundreds, has about 3 / P.
+            of order P, with P some hundreds, has about 3 / P.
         skewness: Third central moment over variance^(3/2); 0 for a semicircle.
-        kurtosis: Fourth central moment over variance^2; 2 for a semicircle, about P / k where k directions have it all.
-        outside: Share of Tr X^2 from eigenvalues outside of the law's bulk; for the law, 0.
-        nodes, weights: The spectrum.
+        kurtosis: Fourth central moment over variance^2; 2 for a semicircle, about P / k if k directions hold all noise.
+        outside: Share of Tr X^2 from eigenvalues outside of the law's bulk; 0 for the law itself.
+        nodes, weights: The measured spectrum.
 
     Example:
         >>> fit = ritz.rmt.fit(torch.linalg.eigvalsh(ritz.rmt.wigner(300, s2=2.0)))
@@ -60,7 +60,7 @@ class LawFit(Result):
 
     def expected(self) -> dict[str, float]:
         """Skewness and kurtosis of the law itself."""
-        ratio = self.law.ratio if isinstance(self.law, MarchenkoPastur) else 0.0  # of which a semicircle is the limit
+        ratio = self.law.ratio if isinstance(self.law, MarchenkoPastur) else 0.0  # the semicircle is the limit r = 0
         return {"skewness": math.sqrt(ratio), "kurtosis": 2 + ratio}
 
     def plot(self, ax: "Axes | None" = None, *, bins: int = 60) -> "Axes":
@@ -92,22 +92,22 @@ def fit(
     ratio: float | None = None,
     by: Literal["moments", "median"] = "moments",
 ) -> LawFit:
-    """The semicircle, or the law of Marchenko and Pastur, of the same scale as a spectrum, and how well it fits.
+    """Fits the scale of the semicircle, or of the law of Marchenko and Pastur, to a spectrum, and tests the fit.
 
-    By moments s2 = Tr X^2 / P, or v = Tr S / P: what the theory of seed 004 takes, and what a few outliers decide. By
-    the median, of |x| for a semicircle and of the eigenvalues that are not 0 by rank for the other, the bulk decides
-    (as in Gavish and Donoho 2014). For noise that follows the law the two agree.
+    By moments, the scale is s2 = Tr X^2 / P, or v = Tr S / P, as in the theory of seed 004; a few outliers can decide
+    it. By the median, the bulk decides it (as in Gavish and Donoho 2014): the median of |x| for a semicircle, for the
+    other law that of the eigenvalues that the rank does not make 0. The two agree for noise that follows the law.
 
     Args:
-        source: `ritz.spectrum(ritz.operators.BatchNoise(H, index))`, all eigenvalues of a matrix, or nodes. A run's
-            distance has a bracket: m steps leave the distribution function open between known bounds.
-        weights: Weights of the nodes; equal without.
-        law: "semicircle" for a symmetric noise of mean 0; "marchenko-pastur" for an average of outer products.
-        ratio: For the latter, order of the matrix over the number of outer products, P / n.
-        by: What fixes the scale.
+        source: `ritz.spectrum(ritz.operators.BatchNoise(H, index))`, all eigenvalues of a matrix, or nodes. The
+            distance of a run has a bracket: m steps determine the distribution function only up to known bounds.
+        weights: Weights of the nodes; equal if not given.
+        law: "semicircle" for symmetric noise of mean 0; "marchenko-pastur" for an average of outer products.
+        ratio: For "marchenko-pastur": order of the matrix over the number of outer products, P / n.
+        by: What the scale is fitted to.
 
     Raises:
-        ValueError: If there is no scale to fit, or the ratio is missing.
+        ValueError: If no scale can be fitted, or `ratio` is missing.
 
     Example:
         >>> S = torch.linalg.eigvalsh(ritz.rmt.wishart(200, 400))
@@ -123,7 +123,7 @@ def fit(
     variance = _by_moments(measured, unit) if by == "moments" else _by_median(measured, unit)
     if not float(variance.value) > 0:
         raise ValueError(
-            f"no {law} has the scale {float(variance.value):.3g} of this spectrum"
+            f"the scale of a {law} law must be positive, this spectrum gives {float(variance.value):.3g}"
             + ("; half of it lies at 0: take by='moments'" if by == "median" else "")
         )
     value = float(variance.value)
@@ -144,22 +144,27 @@ def fit(
 
 
 def _check(law: str, ratio: float | None, by: str) -> None:
-    """Refuse what is not on offer."""
+    """Refuse unknown or contradictory options."""
     if law not in ("semicircle", "marchenko-pastur"):
         raise ValueError(f"law must be 'semicircle' or 'marchenko-pastur', got {law!r}")
     if by not in ("moments", "median"):
         raise ValueError(f"by must be 'moments' or 'median', got {by!r}")
     if (law == "marchenko-pastur") != (ratio is not None):
-        raise ValueError(f"ratio = P / n belongs to law='marchenko-pastur' and to it alone, got {law!r} and {ratio}")
+        raise ValueError(
+            f"law='marchenko-pastur' needs ratio = P / n and no other law takes it, got law={law!r} and ratio={ratio}"
+        )
 
 
 def _check_spread(measured: Measured) -> None:
     """Refuse a spectrum without shape, and a run without a fourth moment."""
     low, high = float(measured.nodes[0]), float(measured.nodes[-1])
     if not high - low > 1e-12 * max(abs(low), abs(high)):
-        raise ValueError(f"all eigenvalues are {high:.4g}: there is no law to fit")
+        raise ValueError(f"all eigenvalues are {high:.4g}: a law needs eigenvalues that differ")
     if measured.spectrum is not None and measured.spectrum.num_steps < 3:
-        raise ValueError(f"a kurtosis needs three Lanczos steps, this run has {measured.spectrum.num_steps}")
+        raise ValueError(
+            f"the kurtosis needs at least 3 Lanczos steps, this spectrum has {measured.spectrum.num_steps}: "
+            "give ritz.spectrum a larger num_steps"
+        )
 
 
 def _by_moments(measured: Measured, unit: Law) -> Estimate:
@@ -168,16 +173,16 @@ def _by_moments(measured: Measured, unit: Law) -> Estimate:
 
 
 def _by_median(measured: Measured, unit: Law) -> Estimate:
-    """The scale at which the medians agree; for a run, the bracket is where its bounds allow the median to be."""
+    """The scale at which the medians agree; the bracket of a run is where its bounds allow the median to be."""
     folded = isinstance(unit, Semicircle)
     power = 2 if folded else 1
-    middle = (1 + unit.zeros) / 2  # half of |x|, or of what a matrix of such a rank has besides zeros
+    middle = (1 + unit.zeros) / 2  # half of all |x|, or of the eigenvalues that the rank does not make 0
     known = float(unit.quantile(0.75 if folded else middle))
     levels = (measured.nodes.abs() if folded else measured.nodes.clamp(min=0.0)).unique().tolist()
     least = 1e-12 * levels[-1]  # -x counts as within x
 
     def share(level: float, bound: int) -> tuple[float, float]:
-        """Of the eigenvalues up to a level, (lower bound, value, upper bound)[bound], with its standard error."""
+        """Share of eigenvalues up to a level: (lower bound, value, upper bound)[bound], and its standard error."""
         both = measured.cdf(torch.tensor([level, -level - least], dtype=torch.float64))
         found, error = float(both[bound][0]), float(both[3][0])
         return (found - float(both[2 - bound][1]), error + float(both[3][1])) if folded else (found, error)
@@ -206,7 +211,7 @@ def _by_median(measured: Measured, unit: Law) -> Estimate:
 
 
 def _distance(measured: Measured, law: Law) -> Estimate:
-    """sup |F - F_law|; for a run, between what its bounds on F force and what they allow."""
+    """sup |F - F_law|; for a run, between the least and the most that its bounds on F allow."""
     text = "sup |F - F_law|"
     run = measured.spectrum
     if run is None:  # F jumps at the nodes: both sides of each
@@ -240,7 +245,7 @@ def _levels(measured: Measured, law: Law) -> Tensor:
 
 
 def _gap(law: Law) -> float:
-    """Half way from the zeros of the law to its bulk, within which eigenvalues are zeros but for round-off."""
+    """Half way from the zeros of the law to its bulk; eigenvalues below it are zeros but for round-off."""
     return law.edges[0] / 2 if law.zeros else 0.0
 
 

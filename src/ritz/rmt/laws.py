@@ -1,11 +1,12 @@
-"""Laws of the eigenvalues of noise: where the bulk lies, what a spike does to it, what an outlier tells of the spike.
+"""Laws of the eigenvalues of noise: where the bulk lies, and how a spike and the outlier that it leaves are related.
 
     law                  noise                                          spike
     `Semicircle`         X symmetric, entries of variance s2 / P        added:       nu u u' + X
     `MarchenkoPastur`    S = Z'Z / n, rows of Z white, n x P            population:  covariance v I + (l - v) u u'
 
-Both are limits of large P. A spike below the threshold of Baik, Ben Arous and Péché (2005) leaves no eigenvalue outside
-of the bulk; one above it leaves an outlier that is too large, with an eigenvector that is off by a known angle.
+Both are limits for large P. A spike below the threshold of Baik, Ben Arous and Péché (2005) leaves no eigenvalue
+outside of the bulk. A spike above it leaves an outlier that lies further out than the spike, and whose eigenvector
+deviates from the direction of the spike by a known angle.
 """
 
 import math
@@ -24,9 +25,10 @@ class Semicircle:
 
         p(x) = sqrt(4 s2 - x^2) / (2 pi s2)    for |x| <= 2 sqrt(s2)
 
-    s2 is the mean of the squared eigenvalues, Tr X^2 / P, what `ritz.curvature_noise` estimates. Equation 7 of seed 004
-    has sqrt(2 P^2 - x^2) in its place, and its proof of theorem 1 puts the edge at sigma sqrt(P / B): with entries of
-    variance sigma^2 / B it is 2 sigma sqrt(P / B) (see `of_entries`); sigma sqrt(P / B) is the threshold of a spike.
+    s2 is the mean of the squared eigenvalues, Tr X^2 / P, which `ritz.curvature_noise` estimates. Equation 7 of seed
+    004 has sqrt(2 P^2 - x^2) instead of the root, and its proof of theorem 1 puts the edge at sigma sqrt(P / B). With
+    entries of variance sigma^2 / B the edge is 2 sigma sqrt(P / B) (see `of_entries`), and sigma sqrt(P / B) is the
+    threshold of a spike.
 
     Example:
         >>> law = Semicircle(s2=1.0)
@@ -41,21 +43,24 @@ class Semicircle:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.s2) and self.s2 > 0):
-            raise ValueError(f"s2, the variance of the eigenvalues, must be positive and finite, got {self.s2}")
+            raise ValueError(f"s2, the mean of the squared eigenvalues, must be positive and finite, got {self.s2}")
 
     @classmethod
     def of_entries(cls, sigma: float, dim: int, batch_size: int, num_samples: float = math.inf) -> "Semicircle":
-        """The law for entries of H_batch - H of variance sigma^2 (1 / B - 1 / N): s2 = P sigma^2 (1 / B - 1 / N).
+        """The law if the entries of H_batch - H have variance sigma^2 (1 / B - 1 / N): s2 = P sigma^2 (1 / B - 1 / N).
 
-        The correct form of equation 7 of seed 004, with the factor of its equation A.3; N is infinite where H is the
-        curvature of the distribution that the data came from.
+        This is the correct form of equation 7 of seed 004, with the factor of its equation A.3. N is infinite if H is
+        the curvature of the distribution that the data were drawn from.
 
         Example:
             >>> Semicircle.of_entries(sigma=0.1, dim=10_000, batch_size=100).edges  # 2 sigma sqrt(P / B)
             (-2.0, 2.0)
         """
         if not 1 <= batch_size < num_samples or dim < 1:
-            raise ValueError(f"expected 1 <= batch_size < num_samples, got {batch_size} and {num_samples}, dim {dim}")
+            raise ValueError(
+                f"expected dim >= 1 and 1 <= batch_size < num_samples, got dim = {dim}, batch_size = {batch_size} and "
+                f"num_samples = {num_samples}"
+            )
         return cls(dim * sigma**2 * (1 / batch_size - 1 / num_samples))
 
     @property
@@ -71,7 +76,7 @@ class Semicircle:
     def edge_scale(self, dim: int) -> float:
         """Width of the edge at finite P: (lambda_1 - 2 sqrt(s2)) / (sqrt(s2) P^(-2/3)) has the law of Tracy and Widom.
 
-        For real symmetric matrices, beta = 1 (Tracy and Widom 1996), and far beyond normal entries (Soshnikov 1999).
+        For real symmetric matrices, beta = 1 (Tracy and Widom 1996); not for normal entries alone (Soshnikov 1999).
         """
         return math.sqrt(self.s2) * math.pow(_order(dim), -2 / 3)
 
@@ -96,11 +101,11 @@ class Semicircle:
 
     @property
     def threshold(self) -> float:
-        """sqrt(s2): a spike nu with |nu| above it leaves an outlier, one below leaves none."""
+        """sqrt(s2): a spike nu leaves an outlier if |nu| is above it, and none below."""
         return math.sqrt(self.s2)
 
     def outlier(self, nu: float | Tensor) -> Tensor:
-        """Where the spike nu puts an eigenvalue: nu + s2 / nu above the threshold, else the edge on its side.
+        """The eigenvalue that the spike nu leads to: nu + s2 / nu above the threshold, else the edge on its side.
 
         (Benaych-Georges and Nadakuditi 2011, section 3.1.) The edge is 0 for nu = 0.
         """
@@ -127,8 +132,8 @@ class MarchenkoPastur:
         p(x) = sqrt((b - x) (x - a)) / (2 pi r v x),    a, b = v (1 -/+ sqrt(r))^2,    r = P / n
 
     and, for r > 1, a share 1 - 1 / r of zeros (Marchenko and Pastur 1967). It is the law of a covariance of gradients,
-    an empirical Fisher or a Gauss-Newton matrix that is an average of n outer products of white vectors. What such an
-    average differs from its mean by has s2 = r v^2 and skewness sqrt(r): a `Semicircle` in the limit r to 0 only.
+    an empirical Fisher or a Gauss-Newton matrix that is an average of n outer products of white vectors. The deviation
+    of such an average from its mean has s2 = r v^2 and skewness sqrt(r): a `Semicircle` only in the limit of r to 0.
 
     Example:
         >>> law = MarchenkoPastur(ratio=0.25)
@@ -145,7 +150,7 @@ class MarchenkoPastur:
     def __post_init__(self) -> None:
         if not all(math.isfinite(x) and x > 0 for x in (self.ratio, self.variance)):
             raise ValueError(
-                f"ratio (columns / rows) and variance must be positive and finite, got {self.ratio} and {self.variance}"
+                f"expected ratio (columns / rows) and variance positive and finite, got {self.ratio}, {self.variance}"
             )
 
     @property
@@ -168,7 +173,7 @@ class MarchenkoPastur:
         return self.variance / rows**2 * (rows + columns) * math.cbrt(1 / rows + 1 / columns)
 
     def density(self, x: float | Tensor) -> Tensor:
-        """sqrt((b - x) (x - a)) / (2 pi r v x), 0 outside of the bulk; the zeros have none."""
+        """sqrt((b - x) (x - a)) / (2 pi r v x), 0 outside of the bulk; the share of zeros is not part of it."""
         x = _double(x)
         low, high = self.edges
         inside = (x > low) & (x < high)
@@ -177,7 +182,7 @@ class MarchenkoPastur:
         return torch.where(inside, root / (2 * math.pi * self.ratio * self.variance * safe), 0.0)
 
     def cdf(self, x: float | Tensor) -> Tensor:
-        """The zeros, and the integral of the density in closed form."""
+        """The share of zeros plus the integral of the density, in closed form."""
         given = _double(x)
         low, high = self.edges
         x = given.clamp(low, high)
@@ -205,7 +210,9 @@ class MarchenkoPastur:
         return self.variance * (1 + math.sqrt(self.ratio))
 
     def outlier(self, population: float | Tensor) -> Tensor:
-        """Where the population eigenvalue l > v (1 + sqrt(r)) shows: l (1 + r v / (l - v)); else the upper edge.
+        """The eigenvalue that a population eigenvalue l leads to: l (1 + r v / (l - v)) if l is above the threshold.
+
+        At or below the threshold it is the upper edge.
 
         (Baik and Silverstein 2006.)
         """
@@ -215,7 +222,7 @@ class MarchenkoPastur:
         return torch.where(seen, safe * (1 + self.ratio * self.variance / (safe - self.variance)), self.edges[1])
 
     def spike(self, eigenvalue: float | Tensor) -> Tensor:
-        """The population eigenvalue behind an outlier above the upper edge; v itself, no spike, below it."""
+        """The population eigenvalue behind an outlier above the upper edge; below the edge v, which is no spike."""
         x = _double(eigenvalue) / self.variance
         mid = x + 1 - self.ratio
         root = (mid.square() - 4 * x).clamp(min=0.0).sqrt()
@@ -253,7 +260,7 @@ def _double(x: float | Tensor) -> Tensor:
 def _level(q: float | Tensor) -> Tensor:
     q = _double(q)
     if not bool(((q >= 0) & (q <= 1)).all()):
-        raise ValueError(f"a quantile is asked for a level between 0 and 1, got {q.tolist()}")
+        raise ValueError(f"the level of a quantile must lie between 0 and 1, got {q.tolist()}")
     return q
 
 
@@ -265,12 +272,12 @@ def _order(dim: int) -> int:
 
 def _power(k: int) -> int:
     if k < 0:
-        raise ValueError(f"moments are of order 0 or more, got {k}")
+        raise ValueError(f"k, the order of the moment, must be at least 0, got {k}")
     return k
 
 
 def _invert(cdf: Callable[[Tensor], Tensor], q: Tensor, low: float, high: float) -> Tensor:
-    """Where a rising function reaches q, by halving."""
+    """Where a rising function reaches q, by bisection."""
     below, above = torch.full_like(q, low), torch.full_like(q, high)
     for _ in range(_HALVINGS):
         mid = (below + above) / 2

@@ -1,4 +1,4 @@
-"""A spectrum as a measure to compare a law with: given in full, as nodes and weights, or as one Krylov run saw it."""
+"""A spectrum to compare with a law: all eigenvalues, nodes with weights, or the result of a Krylov run."""
 
 import math
 from collections.abc import Callable
@@ -17,11 +17,11 @@ Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def check_source(source: Any) -> None:
-    """Refuse what is no spectrum, an operator above all."""
+    """Refuse anything but a spectrum, with a hint if it is an operator."""
     if not isinstance(source, Tensor) and not (hasattr(source, "head_residuals") and hasattr(source, "mass")):
         raise TypeError(
-            f"expected a ritz.Spectrum or a tensor of eigenvalues, got {type(source).__name__}; of an operator take "
-            "ritz.spectrum"
+            f"expected a ritz.Spectrum or a tensor of eigenvalues, got {type(source).__name__}; for an operator, pass "
+            "ritz.spectrum(operator)"
         )
 
 
@@ -38,13 +38,13 @@ class Measured:
         """From eigenvalues, nodes and weights, or a run.
 
         Raises:
-            TypeError: If it is none of these.
-            ValueError: If they are not finite, do not fit, or the weights are no probabilities.
+            TypeError: If `source` is none of these.
+            ValueError: If a number is not finite, the shapes do not fit, or a weight is negative or all are 0.
         """
         check_source(source)
         if not isinstance(source, Tensor):
             if weights is not None:
-                raise ValueError("a Spectrum has weights of its own; give weights with nodes only")
+                raise ValueError("a Spectrum has its own weights; give weights= only together with a tensor of nodes")
             exact = source.tail is None
             return cls(source.nodes.double(), source.weights.double(), None if exact else source)
         nodes = source.detach().double().cpu()
@@ -53,7 +53,7 @@ class Measured:
             raise ValueError(f"expected nodes and weights (n,), got {tuple(nodes.shape)} and {tuple(shares.shape)}")
         fair = bool((shares >= 0).all()) and float(shares.sum()) > 0
         if not (fair and bool(nodes.isfinite().all() & shares.isfinite().all())):
-            raise ValueError("nodes must be finite, weights not negative and not all 0")
+            raise ValueError("nodes and weights must be finite, no weight negative, and not all weights 0")
         order = nodes.argsort()
         order = order[shares[order] > 0]
         return cls(nodes[order], shares[order] / shares.sum())
@@ -81,7 +81,7 @@ class Measured:
         return affine(self.spectrum.moment(k), 1 / self.spectrum.dim, name=f"moment {k} / P", parts={})
 
     def standardised(self, most: int) -> list[Estimate]:
-        """Tr ((X - c) / s)^k / P for k up to `most`, c and s the mean and the deviation: no digits are lost in c."""
+        """Tr ((X - c) / s)^k / P for k up to `most`, c the mean, s the deviation: a large c costs no digits."""
         centre = float(self.weights @ self.nodes)
         spread = math.sqrt(float(self.weights @ (self.nodes - centre).square()))
 
@@ -93,7 +93,7 @@ class Measured:
     def cdf(self, levels: Tensor) -> Levels:
         """The share of eigenvalues at or below each level: lower bound, value, upper bound, standard error.
 
-        For a run the bounds are those of Chebyshev, Markov and Stieltjes: it cannot tell more.
+        For a run the bounds are those of Chebyshev, Markov and Stieltjes: the run determines no more.
         """
         if self.spectrum is None:
             sums = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights.cumsum(0)])

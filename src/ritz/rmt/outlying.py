@@ -1,4 +1,4 @@
-"""Outliers: the eigenvalues that noise of a given level does not explain, counted and traced back to spikes."""
+"""Outliers: the eigenvalues that noise of a given level does not explain, their count, and the spikes behind them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from .spikes import debias
 if TYPE_CHECKING:
     from ..estimators.quantities import Spectrum
 
-_SURE = 0.975  # probability of the bound on what the probes of a run have not seen, on each side
+_SURE = 0.975  # probability, on each side, of the bound on eigenvalues that the probes of a run have missed
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -25,10 +25,10 @@ class Outliers(Result):
     """The eigenvalues that noise of a given level does not explain.
 
     Attributes:
-        threshold: What all of the noise stays within, on both sides, with the probability that was asked for.
-        count: How many eigenvalues lie beyond it; parts "above" and "below".
-        eigenvalues: Those of them that were resolved, (k,), from the largest down.
-        spikes: The eigenvalues of the true curvature behind these (k,), see `debias`; parts["overlap"].
+        threshold: Bound on the absolute eigenvalues of the noise, with the requested probability.
+        count: How many eigenvalues lie beyond it; with parts "above" and "below".
+        eigenvalues: Those of them that the run resolved (k,), in descending order.
+        spikes: The eigenvalues of the true curvature behind them (k,), see `debias`; with parts["overlap"].
     """
 
     threshold: Estimate
@@ -38,11 +38,12 @@ class Outliers(Result):
 
 
 def outliers(source: "Spectrum | Tensor", s2: Noise, *, level: float = 0.99) -> Outliers:
-    """Which eigenvalues lie outside of the bulk of noise of level s2, at finite P, and which spikes made them.
+    """The eigenvalues outside of the bulk of noise of level s2, at finite P, and the spikes behind them.
 
-    Independent noise of that level has none beyond the threshold, on either side, with probability `level` (see
-    `edge_quantile`). The bracket of the count holds the counts at both ends of the threshold's 95 % interval, and what
-    a run could not resolve. Correlated noise has eigenvalues of its own far beyond the threshold: `fit` tells.
+    With probability `level`, independent noise of that level has no eigenvalue beyond the threshold on either side (see
+    `edge_quantile`). The bracket of the count includes the counts at both ends of the threshold's 95 % interval, and
+    the eigenvalues that a run could not resolve. Correlated noise has eigenvalues far beyond the threshold itself:
+    check with `fit`.
 
     Args:
         source: The `ritz.spectrum` of a batch's curvature, or all of its eigenvalues (P,).
@@ -58,7 +59,7 @@ def outliers(source: "Spectrum | Tensor", s2: Noise, *, level: float = 0.99) -> 
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     values, residuals, dim = _resolved(source)
-    threshold = edge_quantile(noise, dim, (1 + level) / 2)  # half of the misses on each side
+    threshold = edge_quantile(noise, dim, (1 + level) / 2)  # half of the error probability on each side
     near, far = (float(end) for end in threshold.interval())
     levels = (near, float(threshold.value), far)
     parts = {name: _count(source, values, sign, levels) for name, sign in (("above", 1.0), ("below", -1.0))}
@@ -77,8 +78,8 @@ def _resolved(source: "Spectrum | Tensor") -> tuple[Tensor, Tensor, int]:
         return source.head.double(), source.head_residuals.double(), source.dim
     if source.ndim != 1 or not len(source) or not bool(source.isfinite().all()):
         raise ValueError(
-            f"expected all eigenvalues as one finite tensor (P,), got shape {tuple(source.shape)}; of a matrix take "
-            "torch.linalg.eigvalsh, of an operator ritz.spectrum"
+            f"expected all eigenvalues as one finite tensor (P,), got shape {tuple(source.shape)}; for a matrix, pass "
+            "torch.linalg.eigvalsh(matrix), for an operator ritz.spectrum(operator)"
         )
     values = source.detach().double().cpu()
     return values, torch.zeros_like(values), len(values)
@@ -94,7 +95,7 @@ def _count(source: "Spectrum | Tensor", values: Tensor, sign: float, levels: tup
     fields |= {"products": source.products, "seed": source.seed, "stop": source.stop}
     rule = (source.lambda_max if sign > 0 else source.lambda_min).rule
     assert isinstance(rule, RandomStart)
-    if sign * replace(rule, locked=-sign * math.inf).bound(_SURE) <= levels[0]:  # all there are have been locked
+    if sign * replace(rule, locked=-sign * math.inf).bound(_SURE) <= levels[0]:  # every outlier has been locked
         return Estimate(name="outliers", value=value, bracket=bracket, **fields)
     masses = [source.mass(below=sign * level) for level in levels]
     counts = [affine(e, -source.dim, source.dim) if sign > 0 else affine(e, source.dim) for e in masses]
@@ -108,7 +109,7 @@ def _count(source: "Spectrum | Tensor", values: Tensor, sign: float, levels: tup
 
 
 def _sum(parts: dict[str, Estimate]) -> Estimate:
-    """Both sides; probes that err on one may err on the other, so that errors add up."""
+    """Sum of both sides. Probes that err on one side may err on the other, so the errors are added."""
     above, below = parts.values()
     low, high = (_end(above, side) + _end(below, side) for side in (0, 1))
     rule = below.rule if isinstance(below.rule, StudentT) else above.rule
@@ -121,5 +122,5 @@ def _sum(parts: dict[str, Estimate]) -> Estimate:
 
 
 def _end(estimate: Estimate, side: int) -> float:
-    """Of the bracket."""
+    """One end of the bracket, or the value if there is none."""
     return float(estimate.value if estimate.bracket is None else estimate.bracket[side])

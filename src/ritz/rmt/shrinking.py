@@ -1,14 +1,14 @@
-"""Linear shrinkage of a noisy curvature towards a multiple of the identity, and the damping that it amounts to.
+"""Linear shrinkage of a noisy curvature towards a multiple of the identity, and the damping that is equivalent to it.
 
-Of all beta H_batch + (1 - beta) c I, the nearest to H in the mean square has
+Of all matrices beta H_batch + (1 - beta) c I, the nearest to H in mean square has
 
     beta = a^2 / (a^2 + b^2),    a^2 = Tr (H - c I)^2 / P,    b^2 = Tr X^2 / P = s2
 
-and c = mu = Tr H / P is the best of the targets (Ledoit and Wolf 2004). Since (beta lambda + (1 - beta) c)^-1 is
-beta^-1 (lambda + delta)^-1 with delta = c b^2 / a^2, shrinking is damping with a learning rate of 1 / beta times that
-of the damped step (seed 004, equation 13). The target I with a^2 = 1 gives its equation 15, delta = s2, in which a
-square of a curvature is added to a curvature; a^2 is 1 - 2 mu + Tr H^2 / P, and near 1 for a flat loss only.
-With the target mu I delta is a curvature: a loss multiplied by a constant has its damping multiplied by it.
+and the best c is mu = Tr H / P (Ledoit and Wolf 2004). Since (beta lambda + (1 - beta) c)^-1 is
+beta^-1 (lambda + delta)^-1 with delta = c b^2 / a^2, a step with the shrunk curvature is a damped step with 1 / beta
+times the learning rate (seed 004, equation 13). The target I with a^2 = 1 gives equation 15 of seed 004, delta = s2,
+which adds the square of a curvature to a curvature; but a^2 is 1 - 2 mu + Tr H^2 / P, which is near 1 for a flat loss
+only. With the target mu I, delta is a curvature: if the loss is multiplied by a constant, so is the damping.
 """
 
 import math
@@ -26,18 +26,18 @@ from .edges import Noise, cost, degrees, noise_level
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shrinkage(Result):
-    """beta H_batch + (1 - beta) c I, the best of its kind, and the damping that does the same.
+    """The best linear shrinkage beta H_batch + (1 - beta) c I, and the damping that is equivalent to it.
 
     Attributes:
         beta: Weight of the batch's curvature, between 0 and 1.
-        damping: delta = c b^2 / a^2, to be added to eigenvalues.
+        damping: delta = c b^2 / a^2, to be added to the eigenvalues.
         target: c.
-        error: Tr (estimate - H)^2 / P that is left, a^2 b^2 / (a^2 + b^2); without shrinkage it is b^2.
+        error: What remains of Tr (estimate - H)^2 / P: a^2 b^2 / (a^2 + b^2); without shrinkage it is b^2.
 
-    A few batches do not know their noise well, and intervals take its error as it is. On a softmax regression of 3
-    features, batches of 32 and 4 or 16 probes, that of `error` covered 87 to 91 % of 600 draws with 3 or 4 batches and
-    94 to 97 % with 8 to 64; of `damping` 92 % or more, of `beta` 94 (benchmarks/stated.py). Two batches have no error
-    at all.
+    A few batches determine their noise poorly, and the intervals take its standard error as it is. On a softmax
+    regression of 3 features, with batches of 32 and 4 or 16 probes, the interval of `error` covered 87 to 91 % of 600
+    draws with 3 or 4 batches and 94 to 97 % with 8 to 64; that of `damping` 92 % or more, that of `beta` 94
+    (benchmarks/stated.py). With two batches there is no standard error at all.
 
     Example:
         >>> s = ritz.rmt.shrinkage(1.0, mean=1.0, second=4.0)  # a^2 = 3, b^2 = 1
@@ -67,16 +67,17 @@ def shrinkage(
     """The best linear shrinkage for noise of level s2, from what `ritz.curvature_noise` measures in one pass.
 
     Args:
-        s2: b^2 = Tr X^2 / P at the batch size at hand: a number, or the `Estimate` of `ritz.curvature_noise`, which
-            has the other two among its parts.
-        mean: mu = Tr H / P, where s2 is a number.
-        second: Tr H^2 / P, where s2 is a number.
+        s2: b^2 = Tr X^2 / P at the batch size in use: a number, or the `Estimate` of `ritz.curvature_noise`, whose
+            parts also hold `mean` and `second`.
+        mean: mu = Tr H / P, if s2 is a number.
+        second: Tr H^2 / P, if s2 is a number.
         target: c; None is mu itself (Ledoit and Wolf), 1 the identity of seed 004.
-        averaged: Of how many independent batches the curvature is the mean, which divides b^2. A moving average with
-            decay rho has (1 + rho) / (1 - rho).
+        averaged: The number of independent batches that the curvature is averaged over; b^2 is divided by it. For a
+            moving average with decay rho it is (1 + rho) / (1 - rho).
 
     Raises:
-        ValueError: If the target is not positive (take the Gauss-Newton matrix), a^2 is not, or something is missing.
+        ValueError: If the target is not positive (take the Gauss-Newton matrix), a^2 is not positive, or `mean` or
+            `second` is missing.
 
     Example:
         >>> round(shrinkage(0.5, mean=0.0, second=0.0, target=1.0).damping.value, 6)  # equation 15: delta = s2
@@ -91,8 +92,8 @@ def shrinkage(
     second = parts.get("second moment") if second is None else second
     if mean is None or second is None:
         raise ValueError(
-            "shrinkage needs Tr H / P and Tr H^2 / P besides s2: give mean= and second=, or the result of "
-            "ritz.curvature_noise, which has both among its parts"
+            "shrinkage needs Tr H / P and Tr H^2 / P besides s2: give mean= and second=, or pass the result of "
+            "ritz.curvature_noise, which contains both, as s2"
         )
     if not averaged >= 1:
         raise ValueError(f"averaged must be at least 1, got {averaged}")
@@ -122,22 +123,22 @@ def shrinkage(
 def _check(target: float, a2: float) -> None:
     if not target > 0:
         raise ValueError(
-            f"curvature is shrunk towards a positive multiple of the identity, got {target:.4g}; where Tr H / P is not "
-            "positive take curvature_noise(..., curvature='ggn'), or a target"
+            f"the target of the shrinkage must be positive, got {target:.4g}; if that is Tr H / P, take "
+            "curvature_noise(..., curvature='ggn') or give target="
         )
     if not a2 > 0:
         raise ValueError(
-            f"a^2 = Tr (H - {target:.4g} I)^2 / P came out as {a2:.4g}: the curvature is the target, or drowns in the "
-            "noise, and no finite damping follows; measure it on more batches"
+            f"a^2 = Tr (H - {target:.4g} I)^2 / P must be positive, got {a2:.4g}: the curvature is the target, or is "
+            "lost in the noise, and no finite damping follows; measure it on more batches"
         )
 
 
 def _carried(name: str, fn: Callable[..., float], *estimates: Estimate, **fields: Any) -> Estimate:
-    """A function of estimates of common probes that vary between batches as well.
+    """A function of estimates that share their probes and also vary between batches.
 
-    The jackknife over probes does not see the batches: what the errors of the estimates have beyond their probes is
-    added, each by its slope, with degrees of freedom as Welch and Satterthwaite have them. Two batches have one
-    difference, and no error of their noise: nor has what follows from it.
+    The jackknife over probes does not see the variance between batches. That part of each estimate's variance is added,
+    times its slope squared, with degrees of freedom after Welch and Satterthwaite. Two batches give one difference and
+    so no error of their noise; a function of it has none either.
     """
     result = derived(name, fn, *estimates, **fields)
     shared = float(result.stderr) ** 2
@@ -155,7 +156,7 @@ def _carried(name: str, fn: Callable[..., float], *estimates: Estimate, **fields
 
 
 def _beyond(estimate: Estimate) -> float:
-    """What the variance of an estimate has beyond that of its probes; nan where nobody knows."""
+    """The part of an estimate's variance that does not come from its probes; nan if it is unknown."""
     if estimate.exact or estimate.samples is None or len(estimate.samples) < 2:
         return 0.0
     probes = float(estimate.samples.var()) / len(estimate.samples)
@@ -164,7 +165,7 @@ def _beyond(estimate: Estimate) -> float:
 
 
 def _slope(fn: Callable[..., float], values: list[float], at: int) -> float:
-    """The derivative by one of the values, by a difference."""
+    """The derivative by one of the values, from a central difference."""
     step = 1e-4 * values[at]
     if not step:
         return 0.0

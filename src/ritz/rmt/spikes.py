@@ -1,6 +1,6 @@
 """Spikes: the true eigenvalues behind the outliers of a noisy curvature, and how well their directions are known.
 
-For H_batch = H + X, X noise of level s2 = Tr X^2 / P and H of few large eigenvalues nu (seed 004, equation 6),
+For H_batch = H + X, X noise of level s2 = Tr X^2 / P, where H has few large eigenvalues nu (seed 004, equation 6),
 
     lambda = nu + s2 / nu,    |theta'phi|^2 = 1 - s2 / nu^2        for |nu| > sqrt(s2)
 
@@ -21,22 +21,22 @@ from .edges import Noise, cost, degrees, noise_level
 from .laws import spike_behind, spike_overlap
 from .tracy_widom import tracy_widom_quantile
 
-_SURE = 0.999  # level at which a noise level that is estimated hides a spike for certain
+_SURE = 0.999  # level of the interval of an estimated noise level, below which a spike counts as hidden for certain
 
 
 def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = None) -> Estimate:
     """The spike of H behind an outlier of H + X: nu = (lambda + sqrt(lambda^2 - 4 s2)) / 2, with the sign of lambda.
 
-    The standard error is that of s2 and, where `dim` is given, of the outlier itself, which varies from batch to batch
-    with variance 2 s2 (1 - s2 / nu^2) / P for normal noise (Capitaine, Donati-Martin and Féral 2009); a bracket of the
-    eigenvalue is moved along. It is of first order; the interval is made of the ends of that of s2, so that it opens
-    where the outlier may belong to the bulk. There the value is 0 and the bracket what could hide, -/+ sqrt(s2).
-    `parts["overlap"]` is 1 - s2 / nu^2, how well the direction is known.
+    The standard error, to first order, comes from s2 and, if `dim` is given, from the outlier itself, which varies from
+    batch to batch with variance 2 s2 (1 - s2 / nu^2) / P for normal noise (Capitaine, Donati-Martin and Féral 2009). A
+    bracket of the eigenvalue is carried over. The interval comes from the ends of the interval of s2, so it widens if
+    the outlier may belong to the bulk. For an eigenvalue in the bulk the value is 0, and the bracket is -/+ sqrt(s2),
+    the spikes that could hide there. `parts["overlap"]` is 1 - s2 / nu^2, how well the direction is known.
 
     Args:
-        eigenvalue: Eigenvalue of H + X: a number, a tensor of them, or an `Estimate`.
+        eigenvalue: Eigenvalue of H + X: a number, a tensor of several, or an `Estimate`.
         s2: Tr X^2 / P, a number or the `Estimate` of `ritz.curvature_noise`.
-        dim: P.
+        dim: P, to include the outlier's own variance.
 
     Example:
         >>> nu = debias(2.5, s2=1.0)
@@ -61,7 +61,7 @@ def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = N
     known = noise.exact and eigenvalue.exact and dim is None
 
     def made(name: str, about: str, value: Tensor, stderr: Tensor, low: Tensor, high: Tensor, **more: Any) -> Estimate:
-        """A float where a number was given; a bracket where it is open."""
+        """An estimate in the form of the given eigenvalue, with a bracket if its ends differ."""
         fields: dict[str, Any] = {"exact": True} if known else {"rule": Spiked(name, noise, eigenvalue, dim)}
         low, high = torch.minimum(low, high), torch.maximum(low, high)
         bracket = (_like(low, given), _like(high, given)) if bool((low < high).any()) else None
@@ -77,10 +77,10 @@ def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = N
 
 
 def overlap(nu: float, s2: Noise) -> Estimate:
-    """|theta'phi|^2 = 1 - s2 / nu^2 for a spike nu that is known, 0 below the threshold (theorem 1 of seed 004).
+    """|theta'phi|^2 = 1 - s2 / nu^2 for a known spike nu, 0 below the threshold (theorem 1 of seed 004).
 
-    It is the limit for large P; at finite P the overlap of one batch varies about it by about P^(-1/2). Where s2 is an
-    estimate the interval is open to spikes on the other side of the threshold.
+    This is the limit for large P; at finite P the overlap of one batch deviates from it by about P^(-1/2). If s2 is an
+    estimate, the interval allows for the spike being on the other side of the threshold.
 
     Example:
         >>> overlap(2.0, s2=1.0).value, overlap(1.0, s2=1.0).value
@@ -117,8 +117,8 @@ def _errors(nu: Tensor, s2: float, own: Tensor, noise: float, dim: int | None) -
 class Spiked:
     """The interval of a spike or an overlap, from the ends of the intervals of the noise level and of the outlier.
 
-    Both rise with |lambda| and fall with s2, so each interval is moved through the formula as it is, and the two
-    distances from the value are put together as independent ones are (Zou and Donner 2008).
+    Both quantities rise with |lambda| and fall with s2. So each interval is mapped by the formula, and the two
+    distances from the value are combined as those of independent errors are (Zou and Donner 2008).
     """
 
     name: str  # "spike" or "overlap"
@@ -144,14 +144,14 @@ class Spiked:
         return _like(low, value), _like(high, value)
 
     def _at(self, x: Tensor, s2: float, side: float) -> Tensor:
-        """The quantity at |lambda| = x; for one in the bulk, the end of what may hide there."""
+        """The quantity at |lambda| = x; in the bulk, the extreme spike that may hide there."""
         nu = spike_behind(x, s2)
         return spike_overlap(nu, s2) if self.name == "overlap" else torch.where(nu > 0, nu, side * math.sqrt(s2))
 
     def _reach(self, x: Tensor, s2: float, level: float, side: float) -> Tensor:
-        """How far on one side the outlier may lie from where its spike puts it, by its own sampling and by the noise.
+        """How far on one side the outlier may lie from its limit, because of its own error and of the noise.
 
-        By the noise it is normal far from the edge; at the edge no less than the law of Tracy and Widom has.
+        The deviation due to noise is normal far from the edge; near the edge it is at least that of Tracy and Widom.
         """
         from scipy.stats import norm, t
 
@@ -160,7 +160,7 @@ class Spiked:
         if self.dim is None:
             return own.expand_as(x)
         normal = (2 * s2 * spike_overlap(spike_behind(x, s2), s2) / self.dim).sqrt() * float(norm.ppf(both))
-        quantile = tracy_widom_quantile(both if side < 0 else 1 - both)  # an outlier too high is to be brought down
+        quantile = tracy_widom_quantile(both if side < 0 else 1 - both)  # an outlier that is too high is lowered
         least = abs(quantile) * math.sqrt(s2) * math.pow(self.dim, -2 / 3)
         return torch.hypot(own, normal.clamp(min=least))
 
@@ -175,5 +175,5 @@ def _double(x: Number) -> Tensor:
 
 
 def _like(x: Tensor, given: Number) -> Any:
-    """A float where a number was given."""
+    """x as a float if `given` is a number."""
     return x if isinstance(given, Tensor) else float(x)

@@ -119,7 +119,7 @@ def _nonfinite(trial: Trial) -> None:
     trial.unchanged(model, before, "a gradient with a NaN was stepped along")
     require(raised or trial.nonfinite == "skip", "a gradient with a NaN does not raise")
     clear = any(word in said.lower() for word in ("finite", "nan"))
-    require(clear, f"a gradient with a NaN is not told of, {said!r}: say that it is not finite")
+    require(clear, f"a gradient with a NaN is not reported, {said!r}: say that it is not finite")
     if trial.nonfinite == "skip":
         _counted(trial, optimizer)
     trial.train(model, optimizer)
@@ -159,7 +159,7 @@ def _groups(trial: Trial) -> None:
     (name,) = (name for name, p in model.named_parameters() if p is last)
     trial.unchanged(model, {name: before[name]}, "a group with lr=0 is trained")
     wanted = {**weights(plain), name: before[name]}
-    trial.same(model, wanted, "a group of its own for one parameter changes the step of others", trial.rtol)
+    trial.same(model, wanted, "a separate group for one parameter changes the step of others", trial.rtol)
 
 
 def _empty_group(trial: Trial) -> None:
@@ -179,7 +179,7 @@ def _no_parameters(trial: Trial) -> None:
         made = trial.make(nn.Flatten())
     except ValueError:
         return
-    raise AssertionError(f"a model without parameters is taken: {type(made).__name__} would train nothing in silence")
+    raise AssertionError(f"{type(made).__name__} accepts a model without parameters, and would silently train nothing")
 
 
 def _scheduler(trial: Trial) -> None:

@@ -150,5 +150,5 @@ def test_a_loss_whose_hessian_is_weighted_otherwise_is_refused(loss):
     x, binary = torch.arange(12.0).reshape(4, 3) / 5, isinstance(loss, BCE)
     y = torch.tensor([0, 1, 1, 0])
     risk = ritz.Risk(nn.Linear(3, 1 if binary else 2), loss, (x, y.double()[:, None] if binary else y))
-    with pytest.raises(UnsupportedError, match="weighted otherwise than its mean is"):
+    with pytest.raises(UnsupportedError, match="has other weights than its mean"):
         aceht_features(risk)

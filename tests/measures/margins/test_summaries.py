@@ -299,7 +299,7 @@ def test_every_number_refuses_what_has_no_margins_of_its_own(number):
     with pytest.raises(UnsupportedError, match="needs classes and labels"):
         number(sample_outputs(cases.problem("mlp_mse").risk()))
     one = ritz.Risk(nn.Linear(2, 1), CE(), (torch.ones(3, 2), torch.zeros(3, dtype=torch.long)))
-    with pytest.raises(UnsupportedError, match="the network has one class"):
+    with pytest.raises(UnsupportedError, match="at least two classes, this network has one"):
         number(sample_outputs(one))
     with pytest.raises(TypeError, match=r"expected the Outputs of ritz\.measures\.sample_outputs\(risk\), got Risk"):
         number(one)

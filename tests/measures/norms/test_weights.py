@@ -94,7 +94,7 @@ def test_a_distance_of_float32_weights_close_to_each_other_keeps_its_digits():
         (lambda r: distance(r, {"0.weight": torch.zeros(6, 4)}), "no '0.bias'"),
         (lambda r: distance(r, {name: p[None] for name, p in r.params().items()}), "0.weight has shape"),
         (lambda r: distance(r, torch.zeros(3)), "flat vector"),
-        (lambda r: distance(r, torch.full((r.dim,), math.nan)), "init is not finite"),
+        (lambda r: distance(r, torch.full((r.dim,), math.nan)), "init must be finite"),
         (lambda r: spectral_norms(r, convolutions="fft"), "must be 'operator' or 'matrix', got 'fft'"),
     ],
 )
@@ -480,8 +480,8 @@ def test_path_norms_of_convolutions_and_shared_weights_are_defined():
     [
         ("mlp_mse", {}, "not positively homogeneous: with inputs and biases times"),
         ("mlp_smoothed", {}, "not positively homogeneous"),
-        ("attention", {}, r"norm \(LayerNorm\) holds weights"),
-        ("language", {}, r"embedding \(Embedding\) holds weights"),
+        ("attention", {}, r"norm \(LayerNorm\) has weights"),
+        ("language", {}, r"embedding \(Embedding\) has weights"),
         ("residual", {"mode": "train"}, "use mode='eval'"),
         ("mlp_relu", {"dropout": True}, "no dropout"),
     ],
@@ -516,7 +516,7 @@ class Signed(nn.Module):
 )
 def test_a_network_that_subtracts_has_no_path_norm(between):
     risk = risk_of(seeded(lambda: Signed(between)), 3)
-    with pytest.raises(ritz.errors.UnsupportedError, match="subtracts, so paths that pass through it"):
+    with pytest.raises(ritz.errors.UnsupportedError, match="subtracts, so paths through it"):
         path_norm(risk)
 
 
@@ -529,7 +529,7 @@ def test_an_opaque_risk_has_no_path_norm():
 def test_batch_norm_without_statistics_has_no_path_norm():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
     risk = ritz.Risk(model, nn.MSELoss(), (torch.randn(4, 2), torch.ones(4, 2)), mode="eval", batch_size=4)
-    with pytest.raises(ritz.errors.UnsupportedError, match="1 normalises by the batch"):
+    with pytest.raises(ritz.errors.UnsupportedError, match="1 normalises by the batch's statistics"):
         path_norm(risk)
 
 

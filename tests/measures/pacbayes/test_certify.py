@@ -116,13 +116,15 @@ def test_progress_counts_all_draws():
 
 def test_what_the_bound_is_not_for_is_refused():
     norms = problem("residual").risk()
-    with pytest.raises(UnsupportedError, match=r"norm\.running_mean was made from the training data and has no prior"):
+    with pytest.raises(
+        UnsupportedError, match=r"norm\.running_mean was computed from the training data and has no prior"
+    ):
         certificate(norms, norms.params(), sigma=0.1)
     coupled = problem("residual_train").risk()
     with pytest.raises(UnsupportedError, match="predictions that do not depend on the batch"):
         certificate(coupled, coupled.params(), sigma=0.1)
     tokens = problem("language").risk()
-    with pytest.raises(UnsupportedError, match="a sample holds 4 predictions that are not independent"):
+    with pytest.raises(UnsupportedError, match="each sample holds 4 predictions, which are not independent"):
         certificate(tokens, tokens.params(), sigma=0.1)
     numbers = problem("mlp_mse").risk()
     with pytest.raises(UnsupportedError, match="accuracy needs classes and hard labels"):
@@ -133,8 +135,8 @@ def test_what_the_bound_is_not_for_is_refused():
     ("keywords", "match"),
     [
         ({"sigma": 0.0}, "sigma must be positive and finite, got 0.0"),
-        ({"sigma": []}, r"at least one sigma and one draw are needed, got \[\] and num_draws=100"),
-        ({"num_draws": 0}, r"at least one sigma and one draw are needed, got \[0.1\] and num_draws=0"),
+        ({"sigma": []}, r"at least one sigma and one draw, got sigma=\[\] and num_draws=100"),
+        ({"num_draws": 0}, r"at least one sigma and one draw, got sigma=\[0.1\] and num_draws=0"),
         ({"delta": 1.0}, "delta must lie strictly between 0 and 1, got 1.0"),
         ({"delta_prime": 0.0}, "delta_prime must lie strictly between 0 and 1, got 0.0"),
         ({"delta": 0.7, "delta_prime": 0.5}, r"delta \+ delta_prime must lie strictly between 0 and 1, got 1.2"),

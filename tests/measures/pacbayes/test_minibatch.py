@@ -120,7 +120,7 @@ def test_it_is_the_same_in_inference_mode():
 
 
 def test_what_has_no_curvature_per_sample_is_refused():
-    with pytest.raises(UnsupportedError, match="with batch statistics or dropout a sample has no curvature"):
+    with pytest.raises(UnsupportedError, match="with batch statistics or dropout a single sample has no curvature"):
         minibatch_metric(problem("residual_train").risk())
     X = torch.ones(4, 2)
     model = nn.Linear(2, 1)
@@ -131,7 +131,7 @@ def test_what_has_no_curvature_per_sample_is_refused():
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_fewer_than_two_samples_have_no_error_bar(size):
-    with pytest.raises(ValueError, match=f"needs at least 2 of them, got batch_size={size}"):
+    with pytest.raises(ValueError, match=f"needs at least 2 samples, got batch_size={size}"):
         minibatch_metric(problem("mlp_relu").risk(), size)
 
 

@@ -119,7 +119,7 @@ def test_progress_counts_the_draws():
 def test_a_loss_that_overflows_is_named():
     X = torch.ones(1, 1)
     risk = ritz.Risk(nn.Linear(1, 1, bias=False), lambda out, y: out.exp().mean(), (X, X)).at({"weight": X})
-    with pytest.raises(NonFiniteError, match=r"the loss is inf at draw 0, .* sigma = 1e\+06 is too wide"):
+    with pytest.raises(NonFiniteError, match=r"the loss is inf at draw 0, .* sigma = 1e\+06 is too large"):
         expected_loss(risk, 1e6, num_draws=2, seed=0)
 
 
@@ -210,7 +210,7 @@ def test_accuracy_that_no_noise_takes_away_is_said_aloud(tmp_path):
 def test_an_accuracy_no_better_than_a_guess_is_refused(drop):
     model, X, y = classifier()
     shuffled = torch.where(torch.arange(40) % 2 == 0, y, (y + 1) % 3)  # half of them are right
-    with pytest.raises(UnsupportedError, match="no better than a guess among 3 classes"):
+    with pytest.raises(UnsupportedError, match="no better than guessing among 3 classes"):
         sigma_search(ritz.Risk(model, nn.CrossEntropyLoss(), (X, shuffled)), drop)
 
 
@@ -265,11 +265,17 @@ def pairs_of(*values: float) -> ritz.krylov.eigen.EigenPairs:
     ("call", "match"),
     [
         (lambda: Posterior(0.0), "sigma must be positive and finite, got 0.0"),
-        (lambda: Posterior(1.0, torch.eye(2)), "vectors and variances come together"),
+        (lambda: Posterior(1.0, torch.eye(2)), "both vectors and variances, or neither"),
         (lambda: Posterior(1.0, torch.eye(2), torch.ones(3)), r"expected vectors \(dim, k\) and variances \(k,\), got"),
         (lambda: Posterior(1.0, torch.eye(2), torch.tensor([1.0, 0.0])), "variances must be positive, got 0"),
-        (lambda: laplace_posterior(pairs_of(-1.0, 2.0), 5), "needs a positive matrix, and an eigenvalue is -1"),
-        (lambda: laplace_posterior(pairs_of(1.0, 2.0), 0), "num_samples must be at least 1 and rest 0 or more, got 0"),
+        (
+            lambda: laplace_posterior(pairs_of(-1.0, 2.0), 5),
+            "needs a positive semi-definite matrix, but an eigenvalue is -1",
+        ),
+        (
+            lambda: laplace_posterior(pairs_of(1.0, 2.0), 0),
+            "num_samples must be at least 1 and rest not negative, got 0",
+        ),
         (lambda: laplace_posterior(pairs_of(1.0, 2.0), 5, -1.0), "sigma must be positive and finite, got -1.0"),
         (lambda: expected_loss(regression(), -0.1), "sigma must be positive and finite, got -0.1"),
         (lambda: expected_loss(regression(), 0.1, num_draws=3), "num_draws must be even and at least 2, got 3"),
@@ -290,5 +296,5 @@ def test_what_has_no_accuracy_is_refused():
     with pytest.raises(UnsupportedError, match="accuracy needs classes and hard labels"):
         sigma_search(regression())
     X, y = torch.ones(2, 1), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(UnsupportedError, match="the network has one class: it cannot be wrong"):
+    with pytest.raises(UnsupportedError, match="accuracy needs at least two classes, this network has one"):
         sigma_search(ritz.Risk(nn.Linear(1, 1), nn.CrossEntropyLoss(), (X, y)))

@@ -365,7 +365,11 @@ def risk_of(loss=CE, **keywords) -> ritz.Risk:
         (lambda: worst_case_sharpness(risk_of(), norm="l1"), ValueError, "norm must be 'l2' or 'linf', got 'l1'"),
         (lambda: worst_case_sharpness(risk_of(), steps=0), ValueError, "steps and num_starts .* got 0 and 8"),
         (lambda: worst_case_sharpness(risk_of(), eta=0.01), ValueError, "adaptive=True switches on"),
-        (lambda: worst_case_sharpness(risk_of(), adaptive=True, eta=-1), ValueError, "eta must be a number from 0 up"),
+        (
+            lambda: worst_case_sharpness(risk_of(), adaptive=True, eta=-1),
+            ValueError,
+            "eta must be finite and not negative",
+        ),
         (lambda: worst_case_sharpness(risk_of(), num_batches=2), ValueError, "give batch_size= as well"),
         (lambda: worst_case_sharpness(risk_of(), batch_size=0), ValueError, "must be at least 1, got 20 and 0"),
         (lambda: worst_case_sharpness(risk_of(), batch_size=21), ValueError, "take fewer or smaller batches"),

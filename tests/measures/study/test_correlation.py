@@ -113,12 +113,12 @@ def test_pairs_with_a_missing_value_are_left_out_and_counted(f):
 
 @pytest.mark.parametrize("f", EVERY)
 def test_columns_of_two_lengths_are_refused(f):
-    with pytest.raises(ValueError, match="x and y must hold equally many numbers, got 3 and 2"):
+    with pytest.raises(ValueError, match="x and y must have equal lengths, got 3 and 2"):
         f([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
 def test_a_matrix_and_no_resamples_are_refused():
-    with pytest.raises(ValueError, match=r"x must be one row of numbers, got shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"x must be one-dimensional, got shape \(2, 2\)"):
         pearson(torch.eye(2), [1.0, 2.0])
     with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
         kendall([1.0, 2.0], [1.0, 2.0], resamples=0)
@@ -389,7 +389,7 @@ def test_the_margin_study_loads_back_equal_and_draws_itself(tmp_path):
 def test_marks_that_are_not_one_truth_value_per_sample_are_refused(correct, message):
     with pytest.raises(ValueError, match=message):
         margin_correlations(torch.arange(3.0), torch.arange(3.0), correct)
-    with pytest.raises(ValueError, match="bound and traces must hold equally many numbers, got 3 and 2"):
+    with pytest.raises(ValueError, match="bound and traces must have equal lengths, got 3 and 2"):
         margin_correlations(torch.arange(2.0), torch.arange(3.0), correct)
 
 

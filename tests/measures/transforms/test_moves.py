@@ -493,12 +493,12 @@ def test_batchnorm_without_gamma_will_do_only_where_eps_is_nothing():
 
     risk = problem("", lambda: make(0.0)).risk()
     same_function(risk, rescale_batchnorm(risk, 3.0))
-    with pytest.raises(UnsupportedError, match=r"1 has no gamma to make up for eps = 1e-05.*affine=True"):
+    with pytest.raises(UnsupportedError, match=r"1 has no gamma to compensate eps = 1e-05.*affine=True"):
         rescale_batchnorm(problem("", lambda: make(1e-5)).risk(), 3.0)
 
 
 def test_batch_statistics_are_refused():
-    with pytest.raises(UnsupportedError, match="mode='train' BatchNorm takes the statistics of each batch"):
+    with pytest.raises(UnsupportedError, match="mode='train' BatchNorm uses the statistics of each batch"):
         rescale_batchnorm(problem("residual").risk(mode="train"), 2.0)
     untracked = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
     batches = problem("", lambda: untracked).batches

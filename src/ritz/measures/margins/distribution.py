@@ -1,4 +1,4 @@
-"""How numbers of single items are distributed: weighted quantiles, skewness, boxes and histograms."""
+"""Distributions of numbers of single items: weighted quantiles, skewness, boxes and histograms."""
 
 import math
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ _ROUND_OFF = 8 * torch.finfo(torch.float64).eps  # relative spread of values tha
 
 
 def weighted_quantile(values: Tensor, weight: Tensor, q: float) -> float:
-    """The q-quantile of weighted values, linear between them.
+    """The q-quantile of weighted values, linearly interpolated.
 
-    The k-th smallest value stands at the middle of its weight, (w_1 + ... + w_k) - w_k / 2, scaled so that q = 0 is the
-    smallest and q = 1 the largest. With equal weights this is (k - 1) / (n - 1), NumPy's default.
+    The k-th smallest value is placed at the middle of its weight, (w_1 + ... + w_k) - w_k / 2, scaled so that q = 0 is
+    the smallest and q = 1 the largest. With equal weights this is (k - 1) / (n - 1), NumPy's default.
 
     Example:
         >>> weighted_quantile(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 2.0, 2.0]), 0.75)
@@ -32,7 +32,7 @@ def weighted_quantile(values: Tensor, weight: Tensor, q: float) -> float:
     if not 0 <= q <= 1:
         raise ValueError(f"q must lie between 0 and 1, got {q}")
     order = weight.argsort(stable=True)
-    order = order[values[order].argsort(stable=True)]  # equal values by weight: the order of the data has no say
+    order = order[values[order].argsort(stable=True)]  # equal values by weight: the order of the data does not matter
     v, w = values[order].double(), weight[order].double()
     middle = w.cumsum(0) - w / 2
     place = middle[0] + q * (middle[-1] - middle[0])
@@ -47,10 +47,10 @@ def weighted_quantile(values: Tensor, weight: Tensor, q: float) -> float:
 
 
 def skewness(values: Tensor, weight: Tensor) -> float:
-    """The third standardised moment of weighted values, of the population.
+    """The third standardised moment of weighted values, as of a population.
 
     Raises:
-        UnsupportedError: If all are the same, so that it would be 0 / 0.
+        UnsupportedError: If all values are equal, which would give 0 / 0.
 
     Example:
         >>> round(skewness(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])), 6)
@@ -94,10 +94,10 @@ class Box:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginDistribution(Result):
-    """The margins of all items, and what describes their distribution (seed 003, figure 4c).
+    """The margins of all items, and statistics of their distribution (seed 003, figure 4c).
 
     Attributes:
-        name: Name of what is on the axis.
+        name: Label of the axis.
         values: The margins, (n,).
         weight: Weight of each item, (n,).
         correct: Whether its prediction is right, (n,) bool.
@@ -138,10 +138,10 @@ class MarginDistribution(Result):
         return weighted_quantile(self.values, self.weight, q)
 
     def part(self, correct: bool) -> "MarginDistribution":
-        """The items that are predicted right, or those that are not.
+        """The items that are predicted correctly, or the others.
 
         Raises:
-            UnsupportedError: If there are none.
+            UnsupportedError: If there are no such items.
         """
         rows = self.correct == correct
         word = "right" if correct else "wrong"

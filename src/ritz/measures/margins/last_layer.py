@@ -1,7 +1,7 @@
 """The curvature of the last layer, from its features and one forward pass.
 
-Where the outputs are f = W h + b, the last layer sees an affine network with input h. So the trace of its block of the
-Hessian of cross-entropy is exact, by proposition 3.1 of seed 003 with h for x:
+If the outputs are f = W h + b, the last layer is an affine network with input h. So the trace of its block of the
+Hessian of cross-entropy is exact, by proposition 3.1 of seed 003 with h in place of x:
 
     Tr H_last = mean_i (||h_i||^2 + 1) (1 - sum_j S_ij^2)
 """
@@ -33,13 +33,13 @@ def sample_aceht_features(risk: Risk, *, progress: Progress | None = None) -> Te
 
     Args:
         risk: Its last layer must be an nn.Linear whose weight is among the chosen parameters; the 1 stands for its
-            bias, and is left out where that is absent or frozen.
+            bias, and is left out if that is absent or frozen.
         progress: Called with (batches done, 0).
 
     Raises:
-        UnsupportedError: If the outputs do not come from a linear layer as they are, or its weight is used elsewhere
-            too; for losses without classes, those whose Hessian is weighted otherwise than their mean is (`pos_weight`,
-            label smoothing together with class weights), and BatchNorm in train mode.
+        UnsupportedError: If the outputs are not exactly those of a linear layer, or its weight is also used elsewhere;
+            for losses without classes, losses whose Hessian has other weights than their mean (`pos_weight`, label
+            smoothing together with class weights), and BatchNorm in train mode.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, 2))
@@ -54,8 +54,8 @@ def sample_aceht_features(risk: Risk, *, progress: Progress | None = None) -> Te
 def aceht_features(risk: Risk, *, progress: Progress | None = None) -> Estimate:
     """The trace of the last layer's block of the Hessian, from one forward pass; see `sample_aceht_features`.
 
-    It is that block's trace for cross-entropy, class weights and `ignore_index` included, and for binary cross-entropy
-    with one output.
+    It applies to cross-entropy, also with class weights and `ignore_index`, and to binary cross-entropy with one
+    output.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, 2))
@@ -110,7 +110,7 @@ def _refuse_reweighted(loss: Loss) -> None:
     smoothed = getattr(loss, "label_smoothing", 0.0) and getattr(loss, "class_weight", None) is not None
     if smoothed or any(getattr(loss, name, None) is not None for name in ("pos_weight", "element_weight")):
         raise UnsupportedError(
-            "the Hessian of this loss is weighted otherwise than its mean is (pos_weight, element weights, or label "
+            "the Hessian of this loss has other weights than its mean (pos_weight, element weights, or label "
             "smoothing together with class weights), so the trace of the last layer has no such form; use "
             "ritz.trace(ritz.GGN(risk).block(...))"
         )

@@ -43,12 +43,12 @@ class LayerMargins(Result):
     """Margins of every item at the input of the network and of its linear and convolutional layers.
 
     Attributes:
-        layers: Their names, "input" first; a layer called again has a number.
-        values: The margins, signed, (layers, n); infinite where the outputs do not depend on the layer at all.
+        layers: Their names, "input" first; a layer that is called again has a number.
+        values: The signed margins (layers, n); infinite if the outputs do not depend on the layer at all.
         weight: Weight of each item, (n,).
         correct: Whether its prediction is right, (n,) bool.
-        spread: What the margins of each layer were divided by, (layers,).
-        convention: Which distance, divided by what.
+        spread: The divisor of the margins of each layer, (layers,).
+        convention: Which distance, and what it is divided by.
 
     Example:
         >>> values = torch.tensor([[1.0, 2.0, 6.0], [3.0, 4.0, -1.0]])
@@ -121,16 +121,16 @@ def layer_margins(
 ) -> LayerMargins:
     """Margins at the input of the network and of every linear and convolutional layer, to first order.
 
-    One backward pass over the data, and before it a forward pass for the spread of the layers. A layer that takes the
-    input of the network as it is, is not listed again.
+    It takes one backward pass over the data, after a forward pass for the spread of the layers. A layer whose input is
+    that of the network is not listed again.
 
     Args:
         risk: A risk with classes and labels, one for each sample.
         layers: Glob or globs of module names, and "input".
         norm: The norm in which distances are measured; the gradient is measured in its dual.
-        normalise: Divide by sqrt(sum_k Var h_k), the spread over the data in the 2-norm. Without it the margin of a
-            hidden layer changes when the function does not.
-        progress: Called with (batches done, 0), on each of the two walks.
+        normalise: Divide by sqrt(sum_k Var h_k), the spread over the data in the 2-norm. Otherwise the margin of a
+            hidden layer can change although the function does not.
+        progress: Called with (batches done, 0), in each of the two passes.
 
     Raises:
         UnsupportedError: For BatchNorm in train mode, several items per sample (tokens, pixels), no classes or one.
@@ -182,8 +182,8 @@ def _check(risk: Risk) -> None:
     _ = risk.output_loss  # a risk without outputs says so
     if coupled(risk):
         raise UnsupportedError(
-            "BatchNorm in train mode makes the outputs of a sample depend on its batch, so it has none of its own; use "
-            "mode='eval'"
+            "BatchNorm in train mode makes the outputs of a sample depend on its batch, so single samples have no "
+            "margins; use mode='eval'"
         )
     risk.check()
 
@@ -278,7 +278,7 @@ class _Points:
     def _settle(self, whole: Mapping[str, torch.Size], batch: Batch) -> None:
         """The first batch says which layers there are, and of what size; the others must agree."""
         if not whole:
-            raise UnsupportedError("no floating input and no linear or convolutional layer was seen to take margins at")
+            raise UnsupportedError("margins need a floating input, or a linear or convolutional layer; none was found")
         for name, shape in whole.items():
             if shape[:1] != (batch.size,):
                 raise UnsupportedError(

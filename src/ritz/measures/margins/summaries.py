@@ -1,4 +1,4 @@
-"""Margins, and what they say of flatness (seed 003): all from the outputs of one forward pass.
+"""Margins, and what they say about flatness (seed 003), from the outputs of one forward pass.
 
 For item i with input x, label y, outputs f and softmax S,
 
@@ -7,9 +7,9 @@ For item i with input x, label y, outputs f and softmax S,
     ACEHT             (||x||^2 + 1) (1 - sum_j S_j^2), the Hessian trace of an affine network (proposition 3.1)
     margin bound      (||x||^2 + 1) (1 - gamma^2)  >=  ACEHT
 
-Margins are signed, negative where the prediction is wrong; seed 003 takes their size, `absolute=True`. The bound holds
-for wrong predictions too, though not by the steps of section 3.1, whose S_y >= |gamma| fails there: |gamma| is at most
-the largest S_j, whose square is at most sum_j S_j^2.
+Margins are signed, negative for a wrong prediction; seed 003 takes their absolute values, `absolute=True`. The bound
+also holds for wrong predictions, though not by the steps of section 3.1, whose S_y >= |gamma| fails there: |gamma| is
+at most the largest S_j, whose square is at most sum_j S_j^2.
 """
 
 from typing import Any, Literal, get_args
@@ -37,10 +37,10 @@ def sample_margins(outputs: Outputs, *, which: Which = "output", absolute: bool 
     Args:
         outputs: Outputs of `ritz.measures.outputs`.
         which: "output" (differences of logits) or "softmax" (of probabilities).
-        absolute: The size of the margin, as in seed 003, section 2; a wrong prediction then looks like a right one.
+        absolute: Take the absolute value, as in seed 003, section 2; a wrong prediction then looks like a right one.
 
     Raises:
-        UnsupportedError: Where there are no classes, or only one; for BatchNorm in train mode.
+        UnsupportedError: If there are no classes, or only one; for BatchNorm in train mode.
         NonFiniteError: If a margin is infinite.
 
     Example:
@@ -64,16 +64,16 @@ def sample_margins(outputs: Outputs, *, which: Which = "output", absolute: bool 
 def sample_aceht(outputs: Outputs, *, bias: bool = True) -> Tensor:
     """The affine cross-entropy Hessian trace of every item, (||x||^2 + 1) (1 - sum_j S_j^2): (n,).
 
-    The trace of the Hessian of an item's own cross-entropy where the network is affine (seed 003, proposition 3.1); x
-    is the input as the model is given it. Free of cancellation: where the softmax saturates it keeps all its digits.
-    A network with one logit has half of it, as its own Hessian has.
+    For an affine network it is the trace of the Hessian of the item's cross-entropy (seed 003, proposition 3.1); x is
+    the input as passed to the model. It is computed without cancellation, so it keeps all its digits if the softmax
+    saturates. For a network with one logit it is halved, as its Hessian is.
 
     Args:
         outputs: Outputs of `ritz.measures.outputs`.
-        bias: Whether the affine network has one, which is the 1 beside ||x||^2.
+        bias: Whether the affine network has a bias, which adds the 1 to ||x||^2.
 
     Raises:
-        UnsupportedError: Where the inputs are not floating tensors, or a sample holds several items (tokens, pixels).
+        UnsupportedError: If the inputs are not floating tensors, or a sample holds several items (tokens, pixels).
 
     Example:
         >>> found = Outputs(
@@ -88,7 +88,7 @@ def sample_aceht(outputs: Outputs, *, bias: bool = True) -> Tensor:
 def sample_margin_bound(outputs: Outputs, *, bias: bool = True) -> Tensor:
     """(||x||^2 + 1) (1 - gamma^2) of every item, never below its `sample_aceht` (seed 003, section 3.2): (n,).
 
-    The seed prints |x| for ||x||^2 + 1, with which it is no bound. Arguments as for `sample_aceht`.
+    Seed 003 prints |x| instead of ||x||^2 + 1, which gives no bound. Arguments as for `sample_aceht`.
 
     Example:
         >>> model = torch.nn.Linear(1, 2)
@@ -156,10 +156,10 @@ def margin_min(outputs: Outputs, *, which: Which = "output", absolute: bool = Fa
 def margin_skewness(outputs: Outputs, *, which: Which = "output", absolute: bool = False) -> Estimate:
     """The third standardised moment of the margins, E (m - E m)^3 / Var^(3/2), of the population (seed 003, 4.2).
 
-    Negative where a few margins are much smaller than the rest.
+    Negative if a few margins are much smaller than the rest.
 
     Raises:
-        UnsupportedError: If all margins are the same, so that it would be 0 / 0.
+        UnsupportedError: If all margins are equal, which would give 0 / 0.
 
     Example:
         >>> found = Outputs(loss=torch.ones(3), weight=torch.ones(3), margin=torch.tensor([0.0, 1.0, 1.0]))
@@ -173,10 +173,10 @@ def margin_skewness(outputs: Outputs, *, which: Which = "output", absolute: bool
 def inverse_margin(outputs: Outputs, q: float = 0.1) -> Estimate:
     """1 / gamma_q^2 for the q-quantile gamma_q of the signed output margins (Jiang et al. 2020, "inverse margin").
 
-    It stands in bounds that ask for margins of at least gamma_q > 0, all but a share q of them.
+    It appears in bounds that need margins of at least gamma_q > 0 for all items but a share q.
 
     Raises:
-        UnsupportedError: If gamma_q is not positive. The square would hide it.
+        UnsupportedError: If gamma_q is not positive, which the square would hide.
 
     Example:
         >>> found = Outputs(loss=torch.ones(2), weight=torch.ones(2), margin=torch.tensor([2.0, 2.0]))
@@ -247,8 +247,9 @@ def mean_entropy(outputs: Outputs) -> Estimate:
 def calibration_error(outputs: Outputs, bins: int = 15) -> Estimate:
     """Expected calibration error, sum_b share_b |accuracy_b - confidence_b| (Guo et al. 2017, equation 3).
 
-    Bins of equal width, ((b - 1) / bins, b / bins], by the confidence max_j S_j; every item counts once, whatever its
-    weight in the loss. It is what these data show: in small samples a calibrated network has some of it as well.
+    The bins, ((b - 1) / bins, b / bins], have equal widths in the confidence max_j S_j; every item counts once,
+    whatever its weight in the loss. The value describes these data: in small samples it is not 0 even for a calibrated
+    network.
 
     Example:
         >>> sure, ones = torch.full((2,), 0.9), torch.ones(2)
@@ -267,14 +268,14 @@ def calibration_error(outputs: Outputs, bins: int = 15) -> Estimate:
 
 
 def _mean(name: str, values: Tensor, outputs: Outputs, convention: str) -> Estimate:
-    """A mean over the data; with what each item gave, where these can be paired and are plainly averaged."""
+    """A mean over the data; with the values of the items, if they can be paired and have equal weights."""
     plain = outputs.ordered and bool((outputs.weight == outputs.weight[0]).all())
     said = f"{convention}; {_over(outputs)}"
     return _known(name, outputs.mean(values), said, samples=values.double() if plain else None)
 
 
 def _known(name: str, value: float, convention: str, **fields: Any) -> Estimate:
-    """A number of which nothing was sampled."""
+    """An exact number."""
     return Estimate(name=name, value=value, exact=True, convention=convention, **fields)
 
 

@@ -1,8 +1,8 @@
-"""Do margins tell what flatness does? The study of seed 003, section 3.2, sample by sample.
+"""Do margins say the same as flatness? The study of seed 003, section 3.2, sample by sample.
 
-The Hessian trace of every sample is put beside what one forward pass gives for it: the trace that an affine network
-would have (ACEHT), the margin bound on it, and the output margin (figures 3 and 4). The seed's traces come from
-Hutchinson's probes, whose noise alone keeps r below 1; here they are exact where the network allows it.
+The Hessian trace of every sample is compared with what one forward pass gives for it: the trace that an affine network
+would have (ACEHT), the margin bound on it, and the output margin (figures 3 and 4). The traces of seed 003 come from
+Hutchinson's probes, whose noise alone keeps r below 1; here they are exact if the network allows it.
 """
 
 from dataclasses import dataclass, replace
@@ -32,15 +32,15 @@ _AXES = {"aceht": "ACEHT", "bound": "margin bound", "margin": "output margin"}
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginStudy(Result):
-    """How per-sample Hessian traces go with margins; right and wrong predictions apart, with and without outliers.
+    """Correlations of sample traces with margins; right and wrong predictions apart, with and without outliers.
 
     Attributes:
-        aceht: Against the affine cross-entropy Hessian trace (figure 3a of seed 003).
-        bound: Against the margin bound (figure 3b).
-        margin: Against the signed output margin (figure 4a); flat where it is large, so negative.
-        traces: The Hessian traces themselves, (n,), with their error where they were probed.
+        aceht: With the affine cross-entropy Hessian trace (figure 3a of seed 003).
+        bound: With the margin bound (figure 3b).
+        margin: With the signed output margin (figure 4a); negative, as the loss is flat where the margin is large.
+        traces: The Hessian traces themselves (n,), with their errors if they were probed.
         seed: Seed of the draw of samples, the probes and the tests.
-        convention: Which samples.
+        convention: Which samples were used.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -69,7 +69,7 @@ class MarginStudy(Result):
     __repr__ = __str__
 
     def plot(self, ax: "Axes | None" = None, *, against: Against = "aceht") -> "Axes":
-        """Every sample, its trace up and "aceht", "bound" or "margin" across."""
+        """All samples, trace against "aceht", "bound" or "margin"."""
         if against not in get_args(Against):
             raise ValueError(f"against must be one of {', '.join(get_args(Against))}, got {against!r}")
         found: MarginCorrelations = getattr(self, against)
@@ -99,15 +99,15 @@ def margin_study(
 
     Args:
         risk: A classifier with floating inputs and one label per sample.
-        num_samples: Drawn at random without replacement, all of them where there are no more.
+        num_samples: Number of samples, drawn at random without replacement; all samples if there are no more.
         seed: Seed of the draw, the probes and the tests.
         method: "exact", "probes" or "auto"; see `ritz.sample_traces`.
-        num_probes: Where the traces are not exact.
-        progress: Called with (batches done, 0) while traces are taken, which is what takes time.
+        num_probes: Number of probes if the traces are not exact.
+        progress: Called with (batches done, 0) while traces are computed, which takes most of the time.
 
     Raises:
-        UnsupportedError: Where samples have no trace or no ACEHT of their own: BatchNorm in train mode, several items
-            per sample, no classes, inputs that are not floating tensors.
+        UnsupportedError: If single samples have no trace or no ACEHT: BatchNorm in train mode, several items per
+            sample, no classes, inputs that are not floating tensors.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)

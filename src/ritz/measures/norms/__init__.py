@@ -1,4 +1,4 @@
-"""Norms of the weights, of layers as linear maps, of paths; spectra of weight matrices."""
+"""Norms of the weights, of layers as linear maps and of paths; spectra of weight matrices."""
 
 from .layer_spectra import LayerSpectra, LayerSpectrum, layer_spectra
 from .matrix_laws import Bulk, PowerLaw, fit_bulk, fit_power_law

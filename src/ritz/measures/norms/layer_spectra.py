@@ -1,14 +1,14 @@
-"""Spectra of the weight matrices themselves, without data: heavy tails, bulks of noise and what stands out of them.
+"""Spectra of the weight matrices themselves, without data: heavy tails, and outliers from a bulk of noise.
 
-With a weight as a matrix W (out, rest), the kernel of a convolution reshaped, let lambda_i be the eigenvalues of W'W,
-not divided by its size. What is read off them (Martin and Mahoney 2021):
+A weight is taken as a matrix W (out, rest), the kernel of a convolution reshaped. Let lambda_i be the eigenvalues of
+W'W, not divided by its size. They give (Martin and Mahoney 2021):
 
     log10 sum_i lambda_i, log10 lambda_max, sum_i lambda_i / lambda_max      sizes, and the stable rank
     p(lambda) ~ lambda^-alpha above a threshold, alpha log10 lambda_max      the tail
-    lambda_+ / lambda_max, number of lambda_i above lambda_+                 the bulk, as if it were noise
+    lambda_+ / lambda_max, number of lambda_i above lambda_+                 the bulk, taken as noise
 
-Scaling a layer moves the logarithms and alpha-hat, and none of the others. That a small alpha goes with a small gap is
-an observation on families of trained networks, not a theorem.
+Scaling a layer changes the logarithms and alpha-hat, and nothing else. That a small alpha goes with a small gap is an
+observation on families of trained networks, not a theorem.
 """
 
 import math
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TOLD = 12  # layers that a legend has room for
-MIN_EIGENVALUES = 50  # fewer do not tell one tail from another
+MIN_EIGENVALUES = 50  # fewer cannot distinguish one tail from another
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -40,10 +40,10 @@ class LayerSpectrum(Result):
     Attributes:
         name: Name of the weight.
         shape: (out, rest) of the matrix W.
-        eigenvalues: Eigenvalues of W'W, the min(shape) largest, ascending, float64.
-        tail: The power law of the largest, or None.
-        bulk: The law of noise that fits most of them, or None.
-        note: Why there is no tail or no bulk; empty where there are both.
+        eigenvalues: The min(shape) largest eigenvalues of W'W, ascending, float64.
+        tail: The power law of the largest eigenvalues, or None.
+        bulk: The law of noise that fits most eigenvalues, or None.
+        note: Why there is no tail or no bulk; empty if there are both.
     """
 
     name: str
@@ -70,9 +70,9 @@ class LayerSpectrum(Result):
 
     @property
     def alpha(self) -> Estimate:
-        """The exponent of the tail, with the error of maximum likelihood at the threshold chosen.
+        """The exponent of the tail, with its standard error by maximum likelihood for the chosen threshold.
 
-        Beyond about 6 the tail is not heavy and its exponent says little.
+        Above about 6 the tail is not heavy, and its exponent says little.
         """
         text = "exponent above the threshold of least Kolmogorov-Smirnov distance"
         return self._estimate("alpha", None if self.tail is None else self.tail.alpha, text, per_stderr=1.0)
@@ -86,7 +86,7 @@ class LayerSpectrum(Result):
 
     @property
     def soft_rank(self) -> Estimate:
-        """lambda_+ / lambda_max, at most 1: near 1 for noise, small where something stands out of it."""
+        """lambda_+ / lambda_max, at most 1: near 1 for noise, small if an eigenvalue stands out of it."""
         value = None if self.bulk is None else min(self._over_top(self.bulk.edge), 1.0)
         return self._estimate("soft rank", value, "edge of the Marchenko-Pastur bulk / lambda_max")
 
@@ -104,7 +104,7 @@ class LayerSpectrum(Result):
         return value / self._top if self._top else 0.0
 
     def _estimate(self, what: str, value: float | None, text: str, per_stderr: float = 0.0) -> Estimate:
-        """A number of this layer, NaN with the reason where it has none."""
+        """A number of this layer; NaN, with the reason, if it has none."""
         name, text = f"{what} of {self.name}", f"{text}; eigenvalues of W'W, not divided by its size"
         if value is None:
             return Estimate(name=name, value=math.nan, stderr=math.nan, stop=self.note, convention=text)
@@ -118,11 +118,11 @@ class LayerSpectrum(Result):
 class LayerSpectra(Result):
     """The spectra of all weight matrices of a network. Every number is a mean over layers, which are its parts.
 
-    A layer that has no such number, as its spectrum is too short, is a part all the same: NaN, with the reason as its
-    `stop`. It does not count in the mean, whose own `stop` says how many do not.
+    A layer whose spectrum is too short for a number is still a part: NaN, with the reason as its `stop`. It does not
+    count in the mean; the `stop` of the mean says how many layers were left out.
 
     Attributes:
-        layers: By name of the weight.
+        layers: The spectra by name of the weight.
     """
 
     layers: Mapping[str, LayerSpectrum]
@@ -180,7 +180,7 @@ class LayerSpectra(Result):
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """For each layer the share of eigenvalues above lambda, on logarithmic axes, and the power law of its tail.
 
-        Many layers go from dark to light with their depth, and some of them are named.
+        If there are many layers, their colours go from dark to light with depth, and the legend names only some.
         """
         ax = ax or new_axes()
         colors = _by_depth(len(self.layers))
@@ -202,7 +202,7 @@ class LayerSpectra(Result):
 
 
 def _by_depth(count: int) -> list[Any]:
-    """A colour for each layer: of matplotlib's cycle for as many as it has, and shades beyond it."""
+    """A colour for each layer: from matplotlib's colour cycle if it has enough, else shades."""
     from matplotlib import colormaps
 
     shades = colormaps["viridis"]
@@ -212,11 +212,11 @@ def _by_depth(count: int) -> list[Any]:
 def layer_spectra(
     risk: Risk, *, min_eigenvalues: int = MIN_EIGENVALUES, progress: Progress | None = None
 ) -> LayerSpectra:
-    """The spectrum of every chosen weight of two or more dimensions, its tail and its bulk; no data is looked at.
+    """The spectrum of every chosen weight of two or more dimensions, its tail and its bulk; no data is used.
 
     Args:
         risk: The solution.
-        min_eigenvalues: A matrix with fewer eigenvalues that are not 0 is given no tail and no bulk.
+        min_eigenvalues: A matrix with fewer nonzero eigenvalues gets no tail and no bulk.
         progress: Called as progress(layers done, layers).
 
     Raises:
@@ -243,7 +243,7 @@ def layer_spectra(
 
 
 def _spectrum(name: str, matrix: Tensor, eps: float, least: int) -> LayerSpectrum:
-    """Eigenvalues of W'W and the fits to them; what is round-off in W is 0."""
+    """Eigenvalues of W'W and the fits to them; those within the round-off of W are 0."""
     roots = torch.linalg.svdvals(matrix).flip(0).cpu()
     shape = (matrix.shape[0], matrix.shape[1])
     x = roots.where(roots > eps * max(shape) * roots[-1], 0.0).square()

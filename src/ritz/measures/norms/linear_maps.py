@@ -1,9 +1,9 @@
 """The layers of a network as linear maps.
 
 A convolution is a linear map of images, and its spectral norm is not that of its kernel as a matrix R of shape
-(out, in k k). It is at least ||R||, where a whole window fits into the image, as an image that is 0 outside of one
-window shows; and at most sqrt(k k) ||R|| (Tsuzuku, Sato and Sugiyama 2018). So convolutions are measured as maps, at
-the size of the input that they see in a forward pass.
+(out, in k k). It is at least ||R|| if a whole window fits into the image (take an image that is 0 outside of one
+window), and at most sqrt(k k) ||R|| (Tsuzuku, Sato and Sugiyama 2018). So convolutions are measured as maps of images
+of the size that they get in a forward pass.
 """
 
 import math
@@ -42,7 +42,7 @@ class Layer:
 
     name: str
     weight: Tensor  # (out, in, ...), or the scales of BatchNorm, (channels,)
-    module: nn.Module  # that holds it
+    module: nn.Module  # the module with this weight
     shape: tuple[int, ...]  # of one input (channels, ...) of a convolution or BatchNorm; () for a plain matrix
 
     @property
@@ -52,7 +52,7 @@ class Layer:
         return (weight.transpose(0, 1) if isinstance(self.module, _ConvTransposeNd) else weight).flatten(1)
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (k, *shape) convolved with a weight, no bias; not by a call of the module, which would run its hooks."""
+        """x (k, *shape) convolved with a weight, without bias; a call of the module itself would run its hooks."""
         module: Any = self.module
         fn = _TRANSPOSED.get(type(module))
         if fn is None:
@@ -62,7 +62,7 @@ class Layer:
         return fn(x, weight, None, *options)
 
     def spectral_norm(self, tol: float, seed: int) -> Estimate:
-        """The largest singular value of the map; for a convolution that of the reshaped kernel is a part."""
+        """The largest singular value of the map; for a convolution, with that of the reshaped kernel as a part."""
         name = f"spectral norm of {self.name}"
         if self.weight.ndim < 2:
             text, largest = "max |gamma| / sqrt(var + eps)", float(self.weight.abs().max())
@@ -91,7 +91,10 @@ class Layer:
         )  # fmt: skip
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """l2 norms of the rows of the map with this weight; taps that padding brings to one pixel count apart."""
+        """l2 norms of the rows of the map with this weight.
+
+        If padding makes several kernel entries meet one pixel, their squares are added, not their sum squared.
+        """
         if weight.ndim < 2:
             return weight.double().abs().repeat_interleave(math.prod(self.shape[1:]))
         if not self.shape:
@@ -103,11 +106,12 @@ class Layer:
 def linear_layers(risk: Risk, convolutions: Convolutions) -> list[Layer]:
     """The layers of a risk that are linear maps, in the order of its modules.
 
-    They are the chosen weights of two or more dimensions, a shared one once, and BatchNorm in evaluation mode.
+    They are the chosen weights of two or more dimensions, with shared ones counted once, and BatchNorm in evaluation
+    mode.
 
     Raises:
         UnsupportedError: If weights are computed from others, or if the map of a convolution is not known.
-        ValueError: If there are none.
+        ValueError: If there are no such layers.
     """
     if convolutions not in ("operator", "matrix"):
         raise ValueError(f"convolutions must be 'operator' or 'matrix', got {convolutions!r}")
@@ -131,7 +135,9 @@ def linear_layers(risk: Risk, convolutions: Convolutions) -> list[Layer]:
                 scale = gamma * (state[variance] + module.eps).rsqrt()
                 found[name] = Layer(name, scale, module, shapes.get(place, ()))
     if not found:
-        raise ValueError("no chosen parameter has two or more dimensions, and none is BatchNorm's: there are no layers")
+        raise ValueError(
+            "there are no layers to measure: no chosen parameter has two or more dimensions or belongs to a BatchNorm"
+        )
     return list(found.values())
 
 
@@ -140,16 +146,16 @@ def weight_matrices(risk: Risk) -> list[Layer]:
 
     Raises:
         UnsupportedError: If weights are computed from others.
-        ValueError: If there are none.
+        ValueError: If there are no such weights.
     """
     layers = [layer for layer in linear_layers(risk, "matrix") if layer.weight.ndim > 1]
     if not layers:
-        raise ValueError("no chosen parameter has two or more dimensions, so there is no weight matrix")
+        raise ValueError("there is no weight matrix: no chosen parameter has two or more dimensions")
     return layers
 
 
 def within(place: str, name: str) -> str:
-    """The name of a parameter or buffer of the module at a place; that of the model itself is empty.
+    """The full name of a parameter or buffer of the module at `place`; the place of the model itself is "".
 
     Example:
         >>> within("norm", "running_var"), within("", "running_var")
@@ -159,10 +165,11 @@ def within(place: str, name: str) -> str:
 
 
 def refuse_computed_weights(modules: Mapping[str, nn.Module]) -> None:
-    """Refuse weights that are computed from others, which are not the weights of any layer.
+    """Refuse weights that are computed from other parameters, which are not the weights of any layer.
 
     Raises:
-        UnsupportedError: By `torch.nn.utils.parametrize`, or by a hook as weight normalisation and pruning have it.
+        UnsupportedError: If a weight is computed by `torch.nn.utils.parametrize`, or by a hook, as in weight
+            normalisation and pruning.
     """
     for place, module in modules.items():
         held = {name for name, value in vars(module).items() if isinstance(value, Tensor)}

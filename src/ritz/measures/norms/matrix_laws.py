@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...rmt import MarchenkoPastur, tracy_widom_quantile
 
-MIN_TAIL = 10  # eigenvalues above the least threshold that is tried
+MIN_TAIL = 10  # least number of eigenvalues above a threshold that is tried
 
 
 # ------------------------------------------------------------------------------------------------ the tail
@@ -20,7 +20,7 @@ class PowerLaw:
 
     Attributes:
         alpha: The exponent.
-        stderr: Its standard error for a threshold that is given, (alpha - 1) / sqrt(num_tail); its choice adds to it.
+        stderr: Its standard error for a given threshold, (alpha - 1) / sqrt(num_tail); a chosen threshold adds to it.
         x_min: Where the tail begins.
         num_tail: How many values are in it.
         distance: Largest distance between its distribution function and that of the values (Kolmogorov-Smirnov).
@@ -42,7 +42,7 @@ def fit_power_law(values: Tensor, *, min_tail: int = MIN_TAIL) -> PowerLaw:
     `min_tail` values above it.
 
     Raises:
-        ValueError: If there are fewer than `min_tail` values, one is not positive and finite, or all are equal.
+        ValueError: If there are fewer than `min_tail` values, if a value is not positive and finite, or all are equal.
 
     Example:
         >>> u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
@@ -52,7 +52,7 @@ def fit_power_law(values: Tensor, *, min_tail: int = MIN_TAIL) -> PowerLaw:
     """
     x = values.detach().double().flatten().cpu().sort().values
     if len(x) < min_tail or not bool(((x > 0) & x.isfinite()).all()):
-        raise ValueError(f"a power law needs at least {min_tail} values, all positive and finite; {len(x)} were given")
+        raise ValueError(f"a power law needs at least {min_tail} values, all positive and finite, got {len(x)} values")
     if x[-1] <= x[0] * (1 + 1e-6):
         raise ValueError(f"all values are {float(x[0]):.4g}: there is no tail to fit")
     logs = x.log()
@@ -81,10 +81,10 @@ class Bulk:
     """The law of Marchenko and Pastur that fits the bulk of the eigenvalues of W'W.
 
     Attributes:
-        variance: Variance of the entries of W, if they were noise.
-        edge: lambda_+ = variance (sqrt(rows) + sqrt(columns))^2, of the rows and columns that are left to noise.
-        threshold: What the largest of noise stays below with probability 99 %.
-        num_spikes: Eigenvalues above it.
+        variance: Variance of the entries of W, taken as noise.
+        edge: lambda_+ = variance (sqrt(rows) + sqrt(columns))^2, with the rows and columns that remain without spikes.
+        threshold: 99 % quantile of the largest eigenvalue of noise.
+        num_spikes: Number of eigenvalues above it.
     """
 
     variance: float
@@ -94,13 +94,13 @@ class Bulk:
 
 
 def fit_bulk(eigenvalues: Tensor, shape: tuple[int, int]) -> Bulk:
-    """Entries of W were noise of what variance, and which eigenvalues of W'W are too large for that?
+    """The variance of the entries of W if they are noise, and the eigenvalues of W'W that are too large for noise.
 
-    The variance is that at which the median of the law is the median of the eigenvalues (Gavish and Donoho 2014, for a
-    noise level not known), as few large ones hardly move a median. Those above the threshold are taken out, with a row
-    and a column of W for each, and the fit is repeated until it takes out no more. The threshold is the 99 % quantile
-    of the largest eigenvalue of noise, 2.02 of its scale above the edge (Johnstone 2001). A matrix of heavy tails has
-    no such bulk: the fit then says what the lower half looks like.
+    The variance makes the median of the law equal to that of the eigenvalues (Gavish and Donoho 2014, for an unknown
+    noise level), since a few large eigenvalues hardly move a median. Eigenvalues above the threshold are removed, with
+    a row and a column of W for each, and the fit is repeated until none is removed. The threshold is the 99 % quantile
+    of the largest eigenvalue of noise, 2.02 of its scale above the edge (Johnstone 2001). A matrix with heavy tails has
+    no such bulk: the fit then only describes the lower half.
 
     Args:
         eigenvalues: The min(shape) eigenvalues of W'W or WW', zeros included.
@@ -118,7 +118,7 @@ def fit_bulk(eigenvalues: Tensor, shape: tuple[int, int]) -> Bulk:
     x = eigenvalues.detach().double().flatten().cpu().sort().values
     large, small = max(shape), min(shape)
     if len(x) != small:
-        raise ValueError(f"a matrix {shape} has {small} eigenvalues, got {len(x)}")
+        raise ValueError(f"a matrix of shape {shape} has min(shape) = {small} eigenvalues, got {len(x)}")
     num_spikes = 0
     while True:
         rows, columns = large - num_spikes, small - num_spikes

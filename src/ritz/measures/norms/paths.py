@@ -1,4 +1,4 @@
-"""The path norm: the weights of a network as they multiply from input to output."""
+"""The path norm: the products of weights along the paths from input to output."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ _WEIGHTED = (
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = ("running_mean", "running_var")
 
-_CARRIED = ("aten::clone", "aten::detach", "aten::_to_copy")  # statistics too, which may well be negative
+_CARRIED = ("aten::clone", "aten::detach", "aten::_to_copy")  # of statistics too, which may be negative
 
-_FACTORS = (1.0, 1e-3, 1e3)  # of inputs and biases, to see whether outputs follow
+_FACTORS = (1.0, 1e-3, 1e3)  # of inputs and biases, to check whether the outputs are in proportion
 
 
 def path_norm(risk: Risk) -> Estimate:
@@ -34,15 +34,15 @@ def path_norm(risk: Risk) -> Estimate:
 
         phi^2 = sum over paths of the product of w^2 along it = sum_o f_o(1; w^2)
 
-    (Neyshabur, Salakhutdinov and Srebro 2015.) One forward pass of ones with every weight and bias squared gives it.
+    (Neyshabur, Salakhutdinov and Srebro 2015.) It takes one forward pass of ones, with every weight and bias squared.
     The part "squared" is phi^2, which Jiang et al. 2020 report. BatchNorm in evaluation mode is a scale and a shift; it
-    is folded into the layer whose output it takes, and squared with it. What has no weights takes part as it is:
-    max-pooling takes the largest of its paths, not their sum. All layers count, chosen or not. It stays the same when
-    the weights into a unit grow by c and those out of it shrink by c (Dinh et al. 2017).
+    is folded into the layer whose output it takes, and squared with it. Layers without weights are used unchanged:
+    max-pooling takes the largest of its paths, not their sum. All layers count, chosen or not. The path norm stays the
+    same if the weights into a unit are multiplied by c and those out of it divided by c (Dinh et al. 2017).
 
     Raises:
-        UnsupportedError: If the network holds weights in other layers than linear ones, convolutions and BatchNorm, if
-            on a sample its outputs do not grow in proportion with inputs and biases, or if it subtracts.
+        UnsupportedError: If layers other than linear ones, convolutions and BatchNorm have weights, if the outputs for
+            a sample are not proportional to inputs and biases, or if the network subtracts.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
@@ -53,32 +53,32 @@ def path_norm(risk: Risk) -> Estimate:
         >>> path_norm(risk).value  # two paths: -3 times 2 from the input, 4 times 2 from the bias
         10.0
     """
-    _ = risk.output_loss  # without outputs there is no answer, and it says so
+    _ = risk.output_loss  # refuses a risk without outputs
     if risk.mode != "eval" or risk.dropout:
-        raise UnsupportedError("a path norm is one of fixed weights: use mode='eval', and no dropout")
+        raise UnsupportedError("a path norm needs fixed weights: use mode='eval' and no dropout")
     _refuse_other_layers(risk.model)
     refuse_computed_weights(dict(risk.model.named_modules()))
     risk.check()
-    if torch.finfo(risk.dtype).bits < 32:  # whether outputs are in proportion is not to be seen in so few digits
+    if torch.finfo(risk.dtype).bits < 32:  # too few digits to check proportionality
         risk = risk.to(dtype=torch.float32)
     batch = next(iter(risk.batches)).head(1)
     network = _Network(risk, _feeds(risk, batch))
     truth = _output(risk, batch)
-    if network.feeds and not _close(network.scaled(batch, 1.0), truth):  # what feeds a BatchNorm is used elsewhere too
+    if network.feeds and not _close(network.scaled(batch, 1.0), truth):  # such an output is used elsewhere too
         network = _Network(risk, {})
     for factor in _FACTORS:
         if not _close(network.scaled(batch, factor) / factor, truth):
             raise UnsupportedError(
                 f"the network is not positively homogeneous: with inputs and biases times {factor:g} its outputs are "
-                f"not {factor:g} times as large. Path norms are for networks of ReLUs; look for another activation, "
-                "softmax, LayerNorm, or a constant that is added"
+                f"not {factor:g} times as large. Path norms are for ReLU networks; look for another activation, a "
+                "softmax, a LayerNorm, or an added constant"
             )
     signs = _Signs()
     total = float(network.squared(batch, signs).double().sum())
     if signs.turned:
         raise UnsupportedError(
-            f"{signs.turned} subtracts, so paths that pass through it would not be added; path norms are for networks "
-            "in which weights alone change a sign"
+            f"{signs.turned} subtracts, so paths through it would not be added; path norms are for networks in which "
+            "only weights change signs"
         )
     if not total < math.inf:
         raise NonFiniteError(f"the sum over paths is {total}; use dtype=torch.float64")
@@ -88,7 +88,7 @@ def path_norm(risk: Risk) -> Estimate:
 
 
 class _Signs(TorchDispatchMode):
-    """Looks for operations that turn signs: where inputs, weights and shifts are squares, nothing else is negative."""
+    """Looks for operations that change signs: with squared inputs, weights and shifts, nothing else is negative."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class _Signs(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name, floats = packet_name(func), [x for x in tensors_of(result) if x.is_floating_point()]
-        if "empty" in name:  # what memory happens to hold is no number of the network; padding writes over it
+        if "empty" in name:  # uninitialised memory, which padding writes over
             return map_tensors(result, Tensor.zero_)
         turns = name in ("aten::sub", "aten::rsub") or any(bool((x < 0).any()) for x in floats)
         if floats and turns and name not in _CARRIED:
@@ -108,11 +108,11 @@ class _Signs(TorchDispatchMode):
 
 
 class _Network:
-    """A network of known layers as weights, which multiply, and shifts, which are added."""
+    """A network of known layers as weights, which are multiplied, and shifts, which are added."""
 
     def __init__(self, risk: Risk, feeds: Mapping[str, str]) -> None:
         self.risk, self.feeds = risk, feeds
-        self.names = {id(p): name for name, p in risk.model.named_parameters()}  # shared ones have one name
+        self.names = {id(p): name for name, p in risk.model.named_parameters()}  # shared parameters have one name
         self.state = risk.state()
         modules = dict(risk.model.named_modules())
         self.layers = {name: module for name, module in modules.items() if isinstance(module, _WEIGHTED)}
@@ -124,7 +124,7 @@ class _Network:
         return self._run(batch, inputs, lambda weight: weight, lambda shift: shift * factor)
 
     def squared(self, batch: Batch, signs: _Signs) -> Tensor:
-        """The outputs for ones, with weights and shifts squared; `signs` looks on."""
+        """The outputs for ones, with weights and shifts squared, watched by `signs`."""
         inputs = map_tensors(batch.data, lambda x: torch.ones_like(x) if x.is_floating_point() else x)
         return self._run(batch, inputs, Tensor.square, Tensor.square, signs)
 
@@ -155,7 +155,7 @@ class _Network:
         return self.state[self._name(parameter)]
 
     def _scale_and_shift(self, name: str, norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tensor]:
-        """s and b of BatchNorm as s x + b, the bias of the layer that feeds it included."""
+        """s and b of BatchNorm as s x + b, including the bias of the layer that feeds it."""
         mean, variance = (self.state[within(name, each)] for each in _STATISTICS)
         scale = (variance + norm.eps).rsqrt()
         if norm.weight is not None:
@@ -182,16 +182,16 @@ class _Network:
 
 
 def _refuse_other_layers(model: nn.Module) -> None:
-    """Refuse weights whose part in a path is not known, and BatchNorm without statistics."""
+    """Refuse weights with an unknown role in a path, and BatchNorm without statistics."""
     for name, module in model.named_modules():
         known = type(module) in (*_WEIGHTED, *_NORMS) and "forward" not in vars(module)
         if any(True for _ in module.parameters(recurse=False)) and not known:
             raise UnsupportedError(
-                f"{name or 'the model'} ({type(module).__name__}) holds weights whose part in a path is not known; "
-                "path norms are for linear layers, convolutions and BatchNorm"
+                f"{name or 'the model'} ({type(module).__name__}) has weights, but path norms are only for weights of "
+                "linear layers, convolutions and BatchNorm"
             )
         if isinstance(module, _NORMS) and module.running_var is None:
-            raise UnsupportedError(f"{name} normalises by the batch, so it has no fixed scale; path norms need one")
+            raise UnsupportedError(f"path norms need fixed scales, but {name} normalises by the batch's statistics")
 
 
 def _output(risk: Risk, batch: Batch) -> Tensor:
@@ -200,14 +200,14 @@ def _output(risk: Risk, batch: Batch) -> Tensor:
 
 
 def _close(found: Tensor, truth: Tensor) -> bool:
-    """Equal to half of the digits."""
+    """Whether they agree to half of the digits."""
     found, truth = found.double(), truth.double()
     return bool((found - truth).norm() <= torch.finfo(torch.float32).eps ** 0.5 * truth.norm())
 
 
 def _feeds(risk: Risk, batch: Batch) -> dict[str, str]:
-    """For each BatchNorm the linear layer or convolution whose output it takes as it is, if it does."""
-    made: list[tuple[Tensor, str]] = []  # kept, so that no address is used twice
+    """For each BatchNorm the linear layer or convolution whose output is its input, if there is one."""
+    made: list[tuple[Tensor, str]] = []  # kept alive, so that no address is used twice
     found: dict[str, str] = {}
 
     def note(name: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Norms of the weights: how large they are, how far from where they began, how much each layer can stretch its input.
+"""Norms of the weights: their size, their distance from the start, and how much each layer can stretch its input.
 
 The path norm is in `paths.py`, the spectra of weight matrices in `layer_spectra.py`.
 """
@@ -18,9 +18,9 @@ from .linear_maps import Convolutions, linear_layers, weight_matrices
 
 
 def weight_norm(risk: Risk, order: float = 2) -> Estimate:
-    """||w||_2, or with order=math.inf max |w_i|, over the chosen parameters: biases and BatchNorm's among them.
+    """||w||_2, or with order=math.inf max |w_i|, over the chosen parameters, including biases and those of BatchNorm.
 
-    Its parts are the norms of each parameter. It moves with every rescaling of layers, of the function or not.
+    Its parts are the norms of each parameter. Rescaling a layer changes it, even if the function stays the same.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -33,7 +33,7 @@ def weight_norm(risk: Risk, order: float = 2) -> Estimate:
 
 
 def distance(risk: Risk, init: Mapping[str, Tensor] | Tensor, order: float = 2) -> Estimate:
-    """||w - w_0|| from the weights that training began with, over the chosen parameters; parts as `weight_norm`.
+    """||w - w_0||, the distance from the initial weights over the chosen parameters; parts as for `weight_norm`.
 
     Args:
         risk: The solution.
@@ -52,7 +52,7 @@ def distance(risk: Risk, init: Mapping[str, Tensor] | Tensor, order: float = 2) 
     """
     start = as_vector(risk, init)
     if not bool(start.isfinite().all()):
-        raise ValueError("init is not finite: give the weights that training began with")
+        raise ValueError("init must be finite: give the weights that training began with")
     return _norm("distance", risk, risk.space.join(risk.params()).double() - start.double(), order, " less init")
 
 
@@ -86,15 +86,16 @@ def spectral_norms(
 ) -> Estimate:
     """The largest singular value of each layer as a linear map, (layers,); its parts are the layers by name.
 
-    Layers are the chosen weights of two or more dimensions, a shared one counted once, and BatchNorm in evaluation
-    mode, whose norm is max |gamma| / sqrt(var + eps); other normalisations are no linear maps. A convolution is
-    measured as a map of images of the size it sees in a forward pass (the largest, if it is called more than once),
-    with its own stride, padding and groups, by Lanczos on A'A; the norm of its reshaped kernel is its part "matrix".
+    Layers are the chosen weights of two or more dimensions, with shared ones counted once, and BatchNorm in evaluation
+    mode, whose norm is max |gamma| / sqrt(var + eps); other normalisations are not linear maps. A convolution is
+    measured as a map of images of the size that it gets in a forward pass (the largest, if it is called more than
+    once), with its own stride, padding and groups, by Lanczos on A'A; its part "matrix" is the norm of its reshaped
+    kernel.
 
     Args:
         risk: The solution.
-        convolutions: "operator", or "matrix" for the norm of the reshaped kernel in its place, as many papers have it.
-        tol: Residual allowed in ||A||^2, relative; it is the bracket.
+        convolutions: "operator", or "matrix" to use the norm of the reshaped kernel instead, as many papers do.
+        tol: Relative residual allowed in ||A||^2; it gives the bracket.
         seed: Seed of the start vectors.
         progress: Called as progress(layers done, layers).
 
@@ -130,13 +131,13 @@ def spectral_norms(
 def log_spectral_product(risk: Risk, norms: Estimate | None = None) -> Estimate:
     """sum over layers of log ||A||^2, the squared product of spectral norms (Jiang et al. 2020, "log prod of spec").
 
-    For a chain of layers with ReLUs between them the root of its exponential bounds the Lipschitz constant; where
-    branches add up it does not. Rescaling one layer by c and another by 1 / c leaves it as it is; where two layers
-    read the first, both are divided by c, and it moves.
+    For a chain of layers with ReLUs between them, the root of its exponential bounds the Lipschitz constant; for
+    branches that are added it does not. Multiplying one layer by c and the next by 1 / c does not change it. If two
+    layers follow the first, both must be divided by c to keep the function, and that changes it.
 
     Args:
         risk: The solution.
-        norms: What `spectral_norms` gave for it, to spare computing it again.
+        norms: The result of `spectral_norms` for this risk, if it is at hand.
 
     Example:
         >>> model = torch.nn.Linear(2, 2, bias=False)
@@ -167,8 +168,8 @@ def log_spectral_product(risk: Risk, norms: Estimate | None = None) -> Estimate:
 def stable_ranks(risk: Risk) -> Estimate:
     """sum over weights of ||W||_F^2 / ||W||^2, each between 1 and the rank of W; its parts are the weights by name.
 
-    Weights of two or more dimensions are taken as matrices (out, rest), convolutions too (Jiang et al. 2020,
-    "fro over spec"). A weight of zeros has rank 0. The size of a weight does not count.
+    Weights of two or more dimensions, also of convolutions, are taken as matrices (out, rest) (Jiang et al. 2020,
+    "fro over spec"). A weight of zeros has rank 0. Scaling a weight does not change its stable rank.
 
     Example:
         >>> model = torch.nn.Linear(2, 2, bias=False)
@@ -194,15 +195,15 @@ def spectral_complexity(
 
         R = (prod_i ||A_i||) (sum_i (||A_i' - M_i'||_{2,1} / ||A_i||)^(2/3))^(3/2)
 
-    ||B'||_{2,1} is the sum of the l2 norms of the rows of B. Computed without the division, so that a layer of zeros
-    does no harm. Biases do not count, and activations are taken to be 1-Lipschitz. Its parts are the terms
+    ||B'||_{2,1} is the sum of the l2 norms of the rows of B. R is computed without the division, so a layer of zeros
+    does no harm. Biases do not count, and activations are assumed to be 1-Lipschitz. Its parts are the terms
     ||A_i' - M_i'||_{2,1} prod_{j != i} ||A_j||; R is their l_{2/3} norm.
 
     Args:
         risk: The solution.
-        init: The reference M, often the weights that training began with; 0 where none are given. BatchNorm's keeps
-            the statistics of the risk.
-        convolutions: "operator", or "matrix" to take reshaped kernels in the place of maps of images.
+        init: The reference M, often the initial weights; 0 if not given. For BatchNorm, M is computed from the
+            statistics of the risk.
+        convolutions: "operator", or "matrix" to use reshaped kernels instead of maps of images.
 
     Example:
         >>> model = torch.nn.Linear(2, 2, bias=False)

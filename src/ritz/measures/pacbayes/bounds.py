@@ -1,11 +1,12 @@
 """PAC-Bayes bounds on a 0-1 error, and the complexity measures made from them: closed forms, no network.
 
-For a posterior Q, a prior P that knows nothing of the n samples, and any delta, with probability 1 - delta for all Q
+Let P be a prior that does not depend on the n samples. With probability 1 - delta, for all posteriors Q at once, the
+classifier that draws its weights from Q for every prediction satisfies
 
     kl( empirical error || error )  <=  ( KL(Q || P) + ln(2 sqrt(n) / delta) ) / n
 
-of the classifier that draws its weights from Q for every prediction (Seeger 2002, with the constant of Maurer 2004).
-Its inverse is the certificate; Pinsker's inequality makes it McAllester's, which is never better.
+(Seeger 2002, with the constant of Maurer 2004). Inverting kl gives the certificate; Pinsker's inequality gives
+McAllester's bound, which is never better.
 """
 
 import math
@@ -23,7 +24,7 @@ MAGNITUDE_FLOOR = 1e-3  # epsilon of Jiang et al. (2020)
 def kl_bernoulli(q: float, p: float) -> float:
     """kl(q || p) = q ln(q / p) + (1 - q) ln((1 - q) / (1 - p)), in nats.
 
-    Infinite where p is 0 or 1 and q is not.
+    Infinite if p is 0 or 1 and q is not equal to it.
 
     Example:
         >>> kl_bernoulli(0.5, 0.5), round(kl_bernoulli(0.0, 0.5), 6), kl_bernoulli(0.5, 1.0)
@@ -34,14 +35,14 @@ def kl_bernoulli(q: float, p: float) -> float:
 
 
 def kl_inverse(q: float, c: float, *, upper: bool = True) -> float:
-    """The largest p with kl(q || p) <= c; the smallest if not `upper`.
+    """The largest p with kl(q || p) <= c, or with upper=False the smallest.
 
-    By bisection to the last bit, rounded to the safe side.
+    Found by bisection to the last bit, rounded outwards.
 
     Args:
-        q: An observed share.
-        c: In nats; may be infinite.
-        upper: The bound above q, or the one below.
+        q: An observed share, in [0, 1].
+        c: Largest divergence, in nats; may be infinite.
+        upper: Whether to return the bound above q or the bound below it.
 
     Example:
         >>> round(kl_inverse(0.0, 0.1), 6), round(1 - math.exp(-0.1), 6)
@@ -51,10 +52,10 @@ def kl_inverse(q: float, c: float, *, upper: bool = True) -> float:
     """
     _check(q=q)
     if not c >= 0:
-        raise ValueError(f"c must be 0 or more, got {c}")
+        raise ValueError(f"c must not be negative, got {c}")
     if c == 0:
         return q
-    inner, outer = q, 1.0 if upper else 0.0  # kl <= c at one, and beyond the other there is nothing
+    inner, outer = q, 1.0 if upper else 0.0  # kl <= c at the inner end; the result lies between the two
     while True:
         middle = (inner + outer) / 2
         if middle in (inner, outer):
@@ -66,15 +67,15 @@ def kl_inverse(q: float, c: float, *, upper: bool = True) -> float:
 
 
 def mcallester(error: float, kl: float, num_samples: int, delta: float = 0.05) -> float:
-    """McAllester's bound on the error: error + sqrt( (KL + ln(2 sqrt(n) / delta)) / (2 n) ); vacuous from 1 on.
+    """McAllester's bound on the error: error + sqrt( (KL + ln(2 sqrt(n) / delta)) / (2 n) ); vacuous if 1 or more.
 
     McAllester (1999) with the constant of Maurer (2004). Holds with probability 1 - delta.
 
     Args:
-        error: Empirical 0-1 error, a mean over the posterior.
+        error: Empirical 0-1 error, averaged over the posterior.
         kl: KL(posterior || prior) in nats.
         num_samples: n.
-        delta: How often the bound may fail.
+        delta: Probability with which the bound may fail.
 
     Example:
         >>> round(mcallester(0.1, 0.0, 100, 0.05), 6)  # 0.1 + sqrt(ln(400) / 200)
@@ -89,10 +90,10 @@ def seeger(error: float, kl: float, num_samples: int, delta: float = 0.05) -> fl
     Seeger (2002) with the constant of Maurer (2004). Holds with probability 1 - delta and is never above `mcallester`.
 
     Args:
-        error: Empirical 0-1 error, a mean over the posterior.
+        error: Empirical 0-1 error, averaged over the posterior.
         kl: KL(posterior || prior) in nats.
         num_samples: n.
-        delta: How often the bound may fail.
+        delta: Probability with which the bound may fail.
 
     Example:
         >>> round(seeger(0.0, 0.0, 100, 0.05), 6)  # 1 - exp(-ln(400) / 100)
@@ -105,7 +106,7 @@ def _complexity(error: float, kl: float, num_samples: int, delta: float) -> floa
     """(KL + ln(2 sqrt(n) / delta)) / n."""
     _check(error=error)
     if not kl >= 0:
-        raise ValueError(f"kl must be 0 or more, got {kl}; a divergence is not negative")
+        raise ValueError(f"kl, a divergence, must not be negative, got {kl}")
     if not num_samples >= 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     check_delta(delta=delta)
@@ -119,11 +120,11 @@ class Prior(NamedTuple):
     """A prior N(init, variance I) from the grid variance = c exp(-j / b), and what it costs.
 
     Attributes:
-        j: Place in the grid, from 1 on.
+        j: Place in the grid, counted from 1.
         variance: c exp(-j / b).
         kl: KL(N(w, sigma^2 I) || N(init, variance I)) in nats.
-        penalty: ln(pi^2 j^2 / 6), to be added to ln(1 / delta): the bound is to hold for every j at once, and a share
-            6 / (pi^2 j^2) of delta goes to each.
+        penalty: ln(pi^2 j^2 / 6), to be added to ln(1 / delta): the bound must hold for every j at once, and each j
+            gets a share 6 / (pi^2 j^2) of delta.
     """
 
     j: int
@@ -133,7 +134,9 @@ class Prior(NamedTuple):
 
 
 def best_prior(distance: float, dim: int, sigma: float, *, scale: float = 0.1, precision: int = 100) -> Prior:
-    """The variance of an isotropic prior, chosen after the data from a grid fixed before it (Dziugaite and Roy 2017).
+    """The best variance of an isotropic prior, chosen after seeing the data from a grid that was fixed before.
+
+    (Dziugaite and Roy 2017.)
 
         2 KL = P (sigma^2 / v - 1 - ln(sigma^2 / v)) + |w - init|^2 / v,     least at v = sigma^2 + |w - init|^2 / P
 
@@ -142,7 +145,7 @@ def best_prior(distance: float, dim: int, sigma: float, *, scale: float = 0.1, p
         dim: P.
         sigma: Standard deviation of the posterior.
         scale: c, the largest variance; 0.1 in the paper.
-        precision: b, points of the grid to a factor of e; 100 in the paper.
+        precision: b, number of grid points per factor of e; 100 in the paper.
 
     Example:
         >>> prior = best_prior(0.0, 10**6, math.sqrt(0.1 * math.exp(-0.5)))  # the posterior is itself on the grid
@@ -150,13 +153,13 @@ def best_prior(distance: float, dim: int, sigma: float, *, scale: float = 0.1, p
         (50, 0.0, 8.3217)
     """
     if not distance >= 0 or not dim >= 1:
-        raise ValueError(f"distance must be 0 or more and dim at least 1, got {distance} and {dim}")
+        raise ValueError(f"distance must not be negative and dim must be at least 1, got {distance} and {dim}")
     if not sigma > 0 or not scale > 0 or not precision >= 1:
         raise ValueError(
             f"sigma and scale must be positive and precision at least 1, got {sigma}, {scale} and {precision}"
         )
     ideal = precision * math.log(scale / (sigma**2 + distance**2 / dim))
-    j = torch.arange(1, max(1, math.ceil(ideal)) + 1, dtype=torch.float64)  # beyond the ideal one both terms grow
+    j = torch.arange(1, max(1, math.ceil(ideal)) + 1, dtype=torch.float64)  # beyond the ideal j both terms grow
     variance = scale * (-j / precision).exp()
     excess = sigma**2 / variance - 1
     kl = ((dim * (excess - excess.log1p()) + distance**2 / variance) / 2).clamp(min=0)
@@ -169,10 +172,10 @@ def best_prior(distance: float, dim: int, sigma: float, *, scale: float = 0.1, p
 
 
 def pacbayes_flatness(sigma: Estimate | float) -> Estimate:
-    """1 / sigma^2 for the largest noise that training accuracy stands (Jiang et al. 2020, equations 53 and 61).
+    """1 / sigma^2 for the largest noise at which training accuracy holds (Jiang et al. 2020, equations 53 and 61).
 
     Args:
-        sigma: From `sigma_search`; with adaptive=True it is the magnitude-aware measure.
+        sigma: From `sigma_search`; if that used adaptive=True, this is the magnitude-aware measure.
 
     Example:
         >>> pacbayes_flatness(0.5).value
@@ -187,7 +190,7 @@ def pacbayes_init(sigma: Estimate | float, weights: Tensor, init: Tensor, num_sa
     Args:
         sigma: From `sigma_search`.
         weights: w, flat (P,).
-        init: The weights that training began from, flat (P,).
+        init: The initial weights, flat (P,).
         num_samples: n.
 
     Example:
@@ -225,7 +228,7 @@ def pacbayes_mag_init(sigma: Estimate | float, weights: Tensor, init: Tensor, nu
     Args:
         sigma: From `sigma_search` with adaptive=True.
         weights: w, flat (P,).
-        init: The weights that training began from, flat (P,).
+        init: The initial weights, flat (P,).
         num_samples: n.
 
     Example:
@@ -239,8 +242,8 @@ def pacbayes_mag_init(sigma: Estimate | float, weights: Tensor, init: Tensor, nu
 def pacbayes_mag_orig(sigma: Estimate | float, weights: Tensor, num_samples: int) -> Estimate:
     """The magnitude-aware `pacbayes_orig` (Jiang et al. 2020, equation 57): `pacbayes_mag_init` with d = w.
 
-    Equation 57 has |w_i - init_i| in its denominator. The KL that it comes from, with a prior around 0 and noise in
-    proportion to |w_i|, has |w_i| there, and so has this.
+    Equation 57 has |w_i - init_i| in its denominator. The KL from which it follows, with a prior around 0 and noise in
+    proportion to |w_i|, has |w_i| there, and so does this function.
 
     Args:
         sigma: From `sigma_search` with adaptive=True.
@@ -271,14 +274,14 @@ def _magnitude(name: str, what: str, sigma: Estimate | float, moved: Tensor, num
 
 
 def _root(divergence: Callable[[float], float], num_samples: int) -> Callable[[float], float]:
-    """sqrt((divergence + log(n / sigma) + 10) / n); 0 where noise so large makes the sum negative."""
+    """sqrt((divergence + log(n / sigma) + 10) / n); 0 if sigma is so large that the sum is negative."""
     if not num_samples >= 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     return lambda s: math.sqrt(max(0.0, divergence(s) + math.log(num_samples / s) + 10) / num_samples)
 
 
 def _of_sigma(name: str, sigma: Estimate | float, f: Callable[[float], float], text: str) -> Estimate:
-    """f(sigma), with its bracket moved along and its error by the delta method."""
+    """f(sigma), with the bracket mapped by f and the error by the delta method."""
     given = sigma if isinstance(sigma, Estimate) else Estimate(name="sigma", value=float(sigma), exact=True)
     value = float(given.value)
     if not 0 < value < math.inf:
@@ -302,12 +305,12 @@ def _of_sigma(name: str, sigma: Estimate | float, f: Callable[[float], float], t
 
 def _moved(weights: Tensor, init: Tensor) -> Tensor:
     if weights.shape != init.shape:
-        raise ValueError(f"weights and init must have one shape, got {tuple(weights.shape)} and {tuple(init.shape)}")
+        raise ValueError(f"weights and init must have equal shapes, got {tuple(weights.shape)} and {tuple(init.shape)}")
     return weights.double() - init.to(weights.device).double()
 
 
 def _term(a: float, b: float) -> float:
-    """a ln(a / b), exact to the last digits where a is near b."""
+    """a ln(a / b), accurate to the last digits if a is near b."""
     if a == 0:
         return 0.0
     if b == 0:

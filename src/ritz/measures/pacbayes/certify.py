@@ -1,4 +1,4 @@
-"""A bound on the error that a trained network has on data never seen: PAC-Bayes with a prior around its start."""
+"""A bound on the error of a trained network on unseen data: PAC-Bayes with a prior around its initial weights."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from ..subject import as_vector
 from .bounds import best_prior, check_delta, kl_inverse, mcallester, seeger
 from .posterior import accuracy_at, around, check_sigma, num_classes
 
-_FRESH = 1 << 20  # draws that no search for sigma has seen: the bound is for a sigma that does not depend on them
+_FRESH = 1 << 20  # draws that no search for sigma has used: sigma must not depend on the draws of the bound
 
 
 @full_precision()
@@ -37,27 +37,27 @@ def certificate(
 
         error <= kl_inverse( kl_inverse(e, ln(2 / delta') / M),  (KL + ln(pi^2 j^2 / 6) + ln(2 sqrt(n) / delta)) / n )
 
-    for e the mean error of M draws over the n samples, and a prior N(init, v I) whose v = c exp(-j / b) is the best of
-    all j (`best_prior`). The inner inverse pays for the draws. `parts` holds the empirical error, the KL, the prior's
-    standard deviation and McAllester's bound.
+    where e is the mean error of M draws over the n samples, and the prior is N(init, v I) with v = c exp(-j / b) for
+    the best j (`best_prior`). The inner inverse accounts for the finite number of draws. `parts` holds the empirical
+    error, the KL, the prior's standard deviation and McAllester's bound.
 
-    It holds if the samples are independent, and if nothing but w was made from them: not `init`, nor parameters that
-    are not among the chosen.
+    The bound holds if the samples are independent, and if nothing but w depends on them: neither `init`, nor parameters
+    that are not among the chosen ones.
 
     Args:
         risk: The solution on all of its training data, without augmentation.
         init: The weights at initialisation, or others that do not depend on the data.
-        sigma: Standard deviation of the noise, or several of which the best is taken: delta_prime is then shared.
-        delta: How often the bound may fail for lack of data.
-        delta_prime: How often it may fail for lack of draws.
-        num_draws: M, each one pass over the data. At 100 draws an error of 0 already counts as 0.05.
+        sigma: Standard deviation of the noise, or several from which the best is taken; they then share delta_prime.
+        delta: Probability with which the bound may fail for lack of data.
+        delta_prime: Probability with which it may fail for lack of draws.
+        num_draws: M; each draw is one pass over the data. With 100 draws even an error of 0 counts as 0.05.
         prior_scale: c, see `best_prior`.
         prior_precision: b.
         seed: Seed of the draws.
         progress: Called with (draws done, draws at most).
 
     Raises:
-        UnsupportedError: For a network with running statistics, which were made from the data and have no prior.
+        UnsupportedError: For a network with running statistics, which come from the data and have no prior.
 
     Example:
         >>> model = torch.nn.Linear(1, 2, bias=False)
@@ -70,7 +70,7 @@ def certificate(
     """
     sigmas = [float(s) for s in sigma] if isinstance(sigma, Sequence) else [float(sigma)]
     if not sigmas or num_draws < 1:
-        raise ValueError(f"at least one sigma and one draw are needed, got {sigmas} and num_draws={num_draws}")
+        raise ValueError(f"expected at least one sigma and one draw, got sigma={sigmas} and num_draws={num_draws}")
     for each in sigmas:
         check_sigma(each)
     check_delta(delta=delta, delta_prime=delta_prime, **{"delta + delta_prime": delta + delta_prime})
@@ -104,13 +104,15 @@ def certificate(
 
 
 def _certifiable(risk: Risk) -> int:
-    """The number of classes of a risk that the bound is for."""
+    """The number of classes; refuses a risk to which the bound does not apply."""
     if not risk.splittable:
-        raise UnsupportedError("a bound needs predictions that do not depend on the batch; use mode='eval', no dropout")
+        raise UnsupportedError(
+            "a bound needs predictions that do not depend on the batch; use mode='eval' and no dropout"
+        )
     made = [name for name, _ in risk.model.named_buffers() if name.endswith(("running_mean", "running_var"))]
     if made:
         raise UnsupportedError(
-            f"{made[0]} was made from the training data and has no prior, so that no bound covers it; fold the "
+            f"{made[0]} was computed from the training data and has no prior, so no bound covers it; fold the "
             "normalisation into the weights, or use a network without running statistics"
         )
     return num_classes(risk, one_item=True)

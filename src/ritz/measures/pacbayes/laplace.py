@@ -1,12 +1,12 @@
-"""PAC-Bayes by a quadratic: seed 002's metric and equations 6 to 9 as printed, and the Laplace KL that they stand for.
+"""PAC-Bayes with a quadratic loss: the metric and equations 6 to 9 of seed 002 as printed, and the correct Laplace KL.
 
-Everything here is a closed form of a spectrum, a weight norm and a few numbers. Prior N(0, sigma^2 I); the Laplace
-posterior of N items with mean loss L and curvature H is N(w, (N H + I / sigma^2)^-1), so that with c = N sigma^2
+Everything here is a closed form of a spectrum, a weight norm and a few numbers. The prior is N(0, sigma^2 I). The
+Laplace posterior for N items with mean loss L and curvature H is N(w, (N H + I / sigma^2)^-1), so with c = N sigma^2
 
     2 KL            =  |w|^2 / sigma^2  +  sum_i [ log(1 + c l_i) - c l_i / (1 + c l_i) ]
     2 log evidence  =  - 2 N L  -  |w|^2 / sigma^2  -  sum_i log(1 + c l_i)
 
-Seed 002 takes N(w, H^-1) instead, without the N and without the prior's share, and puts Tr H where Tr H^-1 belongs.
+Seed 002 uses N(w, H^-1) instead, without N and without the prior's term, and has Tr H in place of Tr H^-1.
 """
 
 import math
@@ -28,19 +28,19 @@ def metric_a(
 ) -> Estimate:
     """The approximate metric `a` of seed 002, in one of two conventions that rank solutions differently.
 
-        table    a = |w| / 2 + Tr H / P          what the tables of seed 002 hold
+        table    a = |w| / 2 + Tr H / P          as in the tables of seed 002
         eq7      a = Tr H + |w|^2 / 2            equation 7
 
-    On the MLP of seed 002 half the weight norm, not squared, gives the printed column to its last digit, and Tr H / P
-    (at most 0.02) is too small to tell whether it was added. Equation 7 with the tables' traces and |w| = 2 a ranks
-    weight decay 5e-4 behind 1e-4 in three tables of four.
+    For the MLP of seed 002, half the weight norm, not squared, gives the printed column to its last digit; Tr H / P (at
+    most 0.02) is too small to tell whether it was added. Equation 7 with the tables' traces and |w| = 2 a ranks weight
+    decay 5e-4 behind 1e-4 in three of four tables.
 
     Args:
         trace: Tr H, not divided by P.
         weight_norm: |w|, not squared.
         dim: P.
         convention: "table" or "eq7".
-        fields: Fields of the `Estimate`, to replace its own.
+        fields: Fields of the returned `Estimate` to replace.
 
     Example:
         >>> trace = Estimate(name="trace", value=181.0, stderr=5.0)
@@ -58,7 +58,7 @@ def metric_a(
 
 
 def check_convention(convention: str) -> None:
-    """Refuse what is not a convention of the metric.
+    """Refuse anything but a convention of the metric.
 
     Example:
         >>> check_convention("eq6")
@@ -76,14 +76,14 @@ def kl_eq6(spectrum: Spectrum, weight_norm: float, sigma: float = 1.0, *, shift:
     """Equation 6 of seed 002 as printed, [Tr H + |w|^2] / (2 sigma^2) + log|H + shift I| / 2, constants dropped.
 
     It is not a Kullback-Leibler divergence. For q = N(w, H^-1) and p = N(0, sigma^2 I) the first term is Tr H^-1, which
-    grows where the posterior is wide; Tr H does not, and even with the dropped constants put back the value is negative
-    for H = h I, w = 0, sigma = 1 and any h < 1: P (h - 1 + log h) / 2. See `laplace_kl`.
+    grows as the posterior widens; Tr H does not. Even with the dropped constants added, the value is negative for
+    H = h I, w = 0, sigma = 1 and any h < 1: P (h - 1 + log h) / 2. See `laplace_kl`.
 
     Args:
         spectrum: Spectrum of H.
         weight_norm: |w|, not squared.
         sigma: Standard deviation of the prior.
-        shift: Added to H in the logarithm: a network's H is singular, and log|H| is -infinity.
+        shift: Added to H in the logarithm, because a network's H is singular and log|H| is -infinity.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -100,8 +100,8 @@ def kl_eq6(spectrum: Spectrum, weight_norm: float, sigma: float = 1.0, *, shift:
 def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shift: float) -> Estimate:
     """Equation 8 of seed 002 as printed: sum_i log p(y_i | x_i, w) + (P / 2) log 2 pi - log|H + shift I| / 2.
 
-    It stands there for E_q sum_i log p, but is the logarithm of the integral of the likelihood over a quadratic valley.
-    The expectation itself, sampled, is -N times `expected_loss`.
+    Seed 002 uses it for E_q sum_i log p, but it is the logarithm of the integral of the likelihood over a quadratic
+    valley. The expectation itself, by sampling, is -N times `expected_loss`.
 
     Args:
         spectrum: Spectrum of H.
@@ -124,12 +124,12 @@ def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shi
 def metric_g_eq9(
     spectrum: Spectrum, loss: float, weight_norm: float, num_samples: int, sigma: float = 1.0, *, shift: float
 ) -> Estimate:
-    """The metric `g`, equation 9 of seed 002; larger is better. No value of it is printed there.
+    """The metric `g`, equation 9 of seed 002; larger is better. The paper prints no value of it.
 
         g = sum_i log p(y_i | x_i, w) - (1 + 1/N) log|H + shift I| / 2 - [Tr H + |w|^2] / (2 sigma^2 N)
 
-    Equation 8 less a part 1/N of equation 6, whose Tr H is as wrong here as there. The last term is read by that rule:
-    its symbols are damaged in print.
+    It is equation 8 minus 1/N times equation 6, whose Tr H is as wrong here as there. The last term, whose symbols are
+    damaged in print, is read by that rule.
 
     Args:
         spectrum: Spectrum of H.
@@ -158,7 +158,7 @@ def metric_g_eq9(
 def _combined(
     name: str, terms: Sequence[tuple[float, Estimate]], offset: float, text: str, spectrum: Spectrum
 ) -> Estimate:
-    """offset + sum of scale * estimate, probe by probe: estimates of one run err together."""
+    """offset + sum of scale * estimate, probe by probe: the errors of estimates of one run are correlated."""
     moved = [affine(estimate, scale) for scale, estimate in terms]
     value = offset + sum(float(e.value) for e in moved)
     ends = [e.bracket or (e.value, e.value) for e in moved]
@@ -168,7 +168,7 @@ def _combined(
         return Estimate(name=name, value=value, exact=True, **about)
     each = [torch.as_tensor(e.samples).double() for e in moved]
     samples = offset + torch.stack(each).sum(0)
-    # the error of a bracketed estimate is that of the wider of its ends, which its samples do not show
+    # the error of a bracketed estimate is the larger of those of its ends, which its samples do not show
     beyond = sum(float(e.stderr) - _spread(own) for e, own in zip(moved, each, strict=True))
     stderr, rule = _spread(samples) + beyond, StudentT(len(samples) - 1)
     return Estimate(name=name, value=value, stderr=stderr, samples=samples, rule=rule, **about)
@@ -182,20 +182,20 @@ def laplace_kl(spectrum: Spectrum, weight_norm: float, num_samples: int, sigma: 
 
         KL = ( |w|^2 / sigma^2 + sum_i [ log(1 + c l_i) - c l_i / (1 + c l_i) ] ) / 2,    c = N sigma^2
 
-    Never negative. What equation 6 of seed 002 should say. A prior around other weights, those at the start of
-    training, has the distance from them in place of |w|.
+    It is never negative, and is what equation 6 of seed 002 should say. For a prior around other weights, such as the
+    initial ones, give the distance from them in place of |w|.
 
-    Eigenvalues near 0 count for nothing, (c l)^2 / 2, so that a matrix whose c l_1 is beyond what `Spectrum.logdet`
-    takes is no trouble: how far round-off may move the sum is part of the bracket.
+    Eigenvalues near 0 count little, (c l)^2 / 2, so a matrix whose c l_1 is too large for `Spectrum.logdet` poses no
+    problem: the bracket includes how far round-off may move the sum.
 
     Args:
         spectrum: Spectrum of a positive matrix, the GGN.
         weight_norm: |w|, not squared.
-        num_samples: N, the items that the loss is a mean of.
+        num_samples: N, the number of items that the loss averages over.
         sigma: Standard deviation of the prior.
 
     Raises:
-        ValueError: If the matrix is not known to be positive.
+        ValueError: If the matrix is not known to be positive semi-definite.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -220,18 +220,19 @@ def laplace_evidence(
 
         log Z = - N L(w) - |w|^2 / (2 sigma^2) - sum_i log(1 + N sigma^2 l_i) / 2
 
-    Exact for a linear network with squared error at the minimum of the regularised loss, where exp(-N L) is the
-    likelihood: with nn.MSELoss and D outputs that of noise of variance D/2, short of its constant -(N D / 2) log(pi D).
+    Exact for a linear network with squared error at the minimum of the regularised loss, if exp(-N L) is the
+    likelihood. With nn.MSELoss and D outputs it is the likelihood of noise of variance D/2, except for its constant
+    -(N D / 2) log(pi D).
 
     Args:
         spectrum: Spectrum of a positive matrix, the GGN.
         loss: L, the mean of -log p over the items.
         weight_norm: |w|, not squared.
-        num_samples: N, the items that the loss is a mean of.
+        num_samples: N, the number of items that the loss averages over.
         sigma: Standard deviation of the prior.
 
     Raises:
-        ValueError: If the matrix is not known to be positive.
+        ValueError: If the matrix is not known to be positive semi-definite.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -247,7 +248,7 @@ def laplace_evidence(
 
 
 class _Sum(NamedTuple):
-    """A sum over eigenvalues as each probe saw it, (K,): its value, bounds on it, and the sum of squares."""
+    """A sum over eigenvalues by each probe (K,): its value, bounds on it, and the sum of squares."""
 
     value: Tensor
     low: Tensor
@@ -256,14 +257,14 @@ class _Sum(NamedTuple):
 
 
 def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
-    """sum_i f(l_i) for f = log(1 + c l), or that less c l / (1 + c l).
+    """sum_i f(l_i) for f = log(1 + c l), or for log(1 + c l) - c l / (1 + c l).
 
-    Both parts are functions that Gauss bounds from above and Gauss-Radau from below, as the logarithm is.
+    Gauss quadrature bounds both terms from above and Gauss-Radau from below.
     """
     _refuse_indefinite(spectrum)
 
     def log(t: Tensor) -> Tensor:
-        return (scale * t.clamp(min=0)).log1p()  # below 0 there is only round-off
+        return (scale * t.clamp(min=0)).log1p()  # values below 0 are round-off
 
     def rank(t: Tensor) -> Tensor:
         return 1 - 1 / (1 + scale * t.clamp(min=0)) if less_rank else torch.zeros_like(t)
@@ -271,7 +272,7 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
     def f(t: Tensor) -> Tensor:
         return log(t) - rank(t)
 
-    # f rises, and by Weyl round-off moves no eigenvalue by more than its own norm
+    # f rises, and by Weyl round-off moves no eigenvalue by more than the norm of the round-off
     noise = spectrum.noise * float(spectrum.spectral_norm.value)
 
     def fall(t: Tensor) -> Tensor:
@@ -281,7 +282,7 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
         return f(t.clamp(min=0) + noise) - f(t)
 
     head = f(spectrum.head).sum()
-    # products in few digits: |sum_i f(l_i(H + E)) - f(l_i)| <= max f' ||E||_*, and f' is at most c, or c / 4
+    # products in low precision: |sum_i f(l_i(H + E)) - f(l_i)| <= max f' ||E||_*, and f' is at most c, or c / 4
     moved = (scale / 4 if less_rank else scale) * spectrum._moved.nuclear_error
     down, up = head - fall(spectrum.head).sum() - moved, head + rise(spectrum.head).sum() + moved
     if spectrum.tail is None:
@@ -296,7 +297,7 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
 
 
 def _coupling(spectrum: Spectrum, scale: float, less_rank: bool) -> tuple[float, float]:
-    """How much less and how much more the sum may be than that of the locked pairs and the rest, each by itself.
+    """How far below and above the sum of the separate parts, locked pairs and rest, the whole sum may be.
 
     For positive H with residual rows r_i of locked values t_i: leaving the coupling out raises log det(I + c H) by at
     most sum_i log(1 + c^2 |r_i|^2 / (1 + c t_i)) (Schur complement, Hadamard), and the soft rank by no more than the
@@ -311,7 +312,7 @@ def _total(
     name: str, factor: float, found: _Sum, offset: float, text: str, spectrum: Spectrum, support: tuple[float, float]
 ) -> Estimate:  # fmt: skip
     """offset + factor * the sum."""
-    # each eigenvalue's part is on one side of 0, to round-off
+    # each eigenvalue's term is at least 0 up to round-off
     samples, *sides = (offset + factor * each.clamp(min=0) for each in (found.value, found.low, found.high))
     low, high = sorted(float(side.mean()) for side in sides)
     about = {"bracket": (low, high), "support": support, **spectrum._cost(text)}
@@ -330,23 +331,23 @@ def _total(
 
 
 def _spread(samples: Tensor) -> float:
-    """Standard error of the mean; NaN for one probe."""
+    """Standard error of the mean over probes; NaN for one probe."""
     return float(samples.std() / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
 
 
 def _refuse_indefinite(spectrum: Spectrum) -> None:
-    """Refuse a matrix that is not positive by construction and was not seen in full to be."""
+    """Refuse a matrix unless it is positive by construction or its full spectrum is."""
     low, norm = float(spectrum.lambda_min.value), float(spectrum.spectral_norm.value)
     if spectrum.positive or (spectrum.tail is None and low >= -64 * spectrum.noise * norm):
         return
     raise ValueError(
-        f"a Laplace posterior needs a positive matrix, and this one is not known to be: its smallest Ritz value is "
-        f"{low:.3g} ({spectrum.convention}); use ritz.spectrum(ritz.GGN(risk))"
+        f"a Laplace posterior needs a positive semi-definite matrix, which this one is not known to be: its smallest "
+        f"Ritz value is {low:.3g} ({spectrum.convention}); use ritz.spectrum(ritz.GGN(risk))"
     )
 
 
 def _check(**numbers: float) -> None:
-    """Refuse numbers that cannot be what they are named."""
+    """Refuse numbers outside of the range that their names allow."""
     for name, value in numbers.items():
         if name in ("dim", "num_samples"):
             good, wanted = value >= 1, "at least 1"

@@ -1,4 +1,4 @@
-"""The metric of seed 002 from one mini-batch, with an error bar that one probe cannot have."""
+"""The metric of seed 002 from one mini-batch, with an error bar, which a single probe would not give."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ...space import random_uniform, row_norms
 from ..gap import bootstrapped
 from .laplace import MetricConvention, check_convention, metric_a
 
-_MOST_ROOTS = 1 << 30  # elements of all cotangents of a batch; beyond it labels are drawn
+_MOST_ROOTS = 1 << 30  # elements of all cotangents of a batch; above this, labels are drawn instead
 
 
 @full_precision()
@@ -25,25 +25,25 @@ def minibatch_metric(
 ) -> Estimate:
     """The metric `a` of seed 002 from one mini-batch, at the cost of about one step of training, with an error bar.
 
-    One Hutchinson probe has no variance of its own. Samples have: for a network that is affine in each single weight,
-    with roots r_c of the Hessian of a sample's loss in its outputs, sum_c r_c r_c', and random signs s_c,
+    One Hutchinson probe gives no variance. Samples do: for a network that is affine in each single weight, let the
+    Hessian of a sample's loss in its outputs be sum_c r_c r_c', with roots r_c, and let s_c be random signs. Then
 
         Tr H = E_i E_s | sum_c s_c J_i' r_c |^2
 
-    is a mean over samples that one backward pass gives for a whole batch, without bias (equation 11). Labels drawn from
-    the model in place of signs have that mean too, but where the network is sure it comes from labels so rare that a
-    batch of 128 hardly sees one (fitted to handwritten digits, their 95 % interval covers 11 % of the time, that of
-    signs 92 %). They serve where a sample has too many outputs for signs. Where the network is curved the trace is that
-    of the GGN.
+    is a mean over samples, without bias, that takes one backward pass for a whole batch (equation 11). Labels drawn
+    from the model instead of signs have the same mean, but if the network is sure, it comes from labels so rare that a
+    batch of 128 hardly contains one (for a network fitted to handwritten digits, the 95 % interval from labels covers
+    11 % of the time, that from signs 92 %). They are used if a sample has too many outputs for signs. For a network
+    that is not affine in each single weight, the trace is that of the GGN.
 
     Args:
         risk: The solution; its data is sampled without replacement.
-        batch_size: Samples; all of them where there are fewer.
+        batch_size: Number of samples; all samples if there are fewer.
         seed: Seed of the batch and of the signs.
         convention: See `metric_a`.
 
     Raises:
-        UnsupportedError: If samples have no curvature of their own (batch statistics, an opaque loss).
+        UnsupportedError: If single samples have no curvature (batch statistics, dropout, an opaque loss).
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -57,12 +57,12 @@ def minibatch_metric(
     loss = risk.output_loss
     if not risk.splittable:
         raise UnsupportedError(
-            "with batch statistics or dropout a sample has no curvature of its own; use mode='eval' without dropout"
+            "with batch statistics or dropout a single sample has no curvature; use mode='eval' and no dropout"
         )
     size = min(batch_size, risk.num_samples)
     if size < 2:
-        raise ValueError(f"an error bar over samples needs at least 2 of them, got batch_size={batch_size} of {size}")
-    with torch.inference_mode(False):  # samples are differentiated through
+        raise ValueError(f"an error bar needs at least 2 samples, got batch_size={batch_size} and {size} samples")
+    with torch.inference_mode(False):  # derivatives of single samples are needed
         part = risk.on([risk.batches.sample(1, size, seed)[0].data])
     part.check()
     squares, how = SquaredNorms(part), ""
@@ -92,10 +92,10 @@ def minibatch_metric(
 
 
 def _random_root(loss: Loss, out: Tensor, batch: Batch, seed: int) -> tuple[Tensor, str]:
-    """A cotangent c (*out.shape), independent between samples, with E[c c'] the loss Hessian; and how it was made."""
+    """A cotangent c (*out.shape), independent between samples, with E[c c'] the loss Hessian; and its description."""
 
     def uniforms(count: int, stream: str) -> Tensor:
-        start = batch.start * (count // batch.size)  # keyed by place: the same however a batch is cut
+        start = batch.start * (count // batch.size)  # keyed by position: the same however a batch is split
         return random_uniform(count, ("random root", seed, stream), out.device, start)
 
     num = loss.num_roots(out, batch.data)

@@ -1,8 +1,8 @@
-"""Noise on the weights: the expected loss of a normal posterior around them, and how much of it accuracy stands.
+"""Noise on the weights: the expected loss of a normal posterior around them, and how wide it may be.
 
-Equation 8 of seed 002 stands for the expected loss, here sampled; Jiang et al. (2020) ask how wide the posterior may be
-before accuracy falls. Noise has standard deviation sigma, never sigma^2, and is keyed as probes are: two solutions of
-one network are moved by the same draws.
+Equation 8 of seed 002 is meant to be the expected loss, which is sampled here; Jiang et al. (2020) ask how wide the
+posterior may be before accuracy falls. sigma is always the standard deviation. Noise is keyed like probes, so two
+solutions of one network get the same draws.
 """
 
 import itertools
@@ -26,21 +26,21 @@ from ...space import row_products
 from ..answers import answered
 
 _REACH = 20  # doublings or halvings in search of a sigma
-_CLOSE = 1e-3  # a bracket of sigma this narrow is below what ten draws can tell
+_CLOSE = 1e-3  # ten draws cannot resolve sigma within a bracket as narrow as this
 
 # ------------------------------------------------------------------------------- the expected loss
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """A normal distribution around the weights: variance sigma^2, but `variances` along some orthonormal directions.
+    """A normal distribution around the weights, with variance sigma^2 except along some orthonormal directions.
 
         N(w, sigma^2 (I - U U') + U diag(variances) U')
 
     Attributes:
-        sigma: Standard deviation in every direction that is not among `vectors`.
+        sigma: Standard deviation in every direction orthogonal to `vectors`.
         vectors: U, orthonormal columns (dim, k), or None.
-        variances: Along them, (k,).
+        variances: Variances along these columns (k,), or None.
 
     Example:
         >>> one = Posterior(0.5, torch.eye(3)[:, :1], torch.tensor([4.0]))
@@ -55,7 +55,7 @@ class Posterior:
     def __post_init__(self) -> None:
         check_sigma(self.sigma)
         if (self.vectors is None) != (self.variances is None):
-            raise ValueError("vectors and variances come together: give both or none")
+            raise ValueError("give both vectors and variances, or neither")
         if self.vectors is None or self.variances is None:
             return
         if self.vectors.ndim != 2 or self.variances.shape != (self.vectors.shape[1],):
@@ -67,7 +67,7 @@ class Posterior:
             raise ValueError(f"variances must be positive, got {float(self.variances.min()):g}")
 
     def shape_noise(self, rows: Tensor) -> Tensor:
-        """Standard normal rows (k, dim) as draws of w' - w."""
+        """Draws of w' - w, from standard normal rows (k, dim)."""
         if self.vectors is None or self.variances is None:
             return self.sigma * rows
         basis = self.vectors.to(rows)
@@ -80,10 +80,10 @@ def laplace_posterior(pairs: EigenPairs, num_samples: int, sigma: float = 1.0, *
 
     Args:
         pairs: Largest eigenpairs of a positive matrix, the GGN: ritz.top_eigenpairs(ritz.GGN(risk)).
-        num_samples: N, the items that the loss is a mean of.
+        num_samples: N, the number of items that the loss averages over.
         sigma: Standard deviation of the prior.
-        rest: What the other eigenvalues are taken to be. At 0 the prior alone holds their directions; better is their
-            mean, (Tr H - sum of values) / (P - k).
+        rest: Value assumed for all other eigenvalues. With 0, the posterior in their directions is the prior; their
+            mean, (Tr H - sum of values) / (P - k), is better.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -94,11 +94,11 @@ def laplace_posterior(pairs: EigenPairs, num_samples: int, sigma: float = 1.0, *
     """
     check_sigma(sigma)
     if not num_samples >= 1 or not 0 <= rest < math.inf:
-        raise ValueError(f"num_samples must be at least 1 and rest 0 or more, got {num_samples} and {rest}")
+        raise ValueError(f"num_samples must be at least 1 and rest not negative, got {num_samples} and {rest}")
     if bool((pairs.values < -pairs.residuals).any()):
         raise ValueError(
-            f"a Laplace posterior needs a positive matrix, and an eigenvalue is {float(pairs.values.min()):.3g} "
-            f"({pairs.convention}); use ritz.top_eigenpairs(ritz.GGN(risk))"
+            f"a Laplace posterior needs a positive semi-definite matrix, but an eigenvalue is "
+            f"{float(pairs.values.min()):.3g} ({pairs.convention}); use ritz.top_eigenpairs(ritz.GGN(risk))"
         )
     precision = sigma**-2
     variances = 1 / (num_samples * pairs.values.clamp(min=0) + precision)
@@ -116,12 +116,12 @@ def expected_loss(
 ) -> Estimate:
     """E L(w') for w' drawn from a normal posterior around the weights: the left side of equation 8 of seed 002 over -N.
 
-    Draws come in pairs w + u and w - u, so that what is odd in u cancels; the error is that over pairs.
+    Draws come in pairs w + u and w - u, so that terms odd in u cancel; the standard error is over pairs.
 
     Args:
         risk: The solution.
         posterior: A `Posterior`, or the sigma of N(w, sigma^2 I).
-        num_draws: Even; each is one pass over the data.
+        num_draws: An even number; each draw is one pass over the data.
         seed: Seed of the draws.
         progress: Called with (draws done, draws).
 
@@ -146,8 +146,8 @@ def expected_loss(
         mean = _loss_at(risk, params)
         if not math.isfinite(mean):
             raise NonFiniteError(
-                f"the loss is {mean} at draw {draw}, though not at the weights themselves: sigma = "
-                f"{posterior.sigma:g} is too wide, take a smaller one"
+                f"the loss is {mean} at draw {draw}, though finite at the weights themselves: sigma = "
+                f"{posterior.sigma:g} is too large, give a smaller one"
             )
         losses.append(mean)
         if progress is not None:
@@ -185,7 +185,7 @@ def around(
             yield risk.space.split(weights + sign * u)
 
 
-# ------------------------------------------------------------------------------- how much noise it stands
+# ------------------------------------------------------------------------------- how much noise accuracy allows
 
 
 @full_precision()
@@ -201,22 +201,22 @@ def sigma_search(
 ) -> Estimate:
     """The largest sigma with E accuracy(w + sigma u) >= accuracy(w) - drop, u standard normal (Jiang et al. 2020).
 
-    Sigma is doubled or halved from the size of a weight until it is bracketed, then bisected on a logarithmic scale
-    with the same draws at each step. The value is the lower end of the bracket; its error comes from that of the mean
-    accuracy over draws.
+    Starting from the size of a weight, sigma is doubled or halved until the answer is bracketed, then bisected on a
+    logarithmic scale with the same draws at each step. The value is the lower end of the bracket; its standard error
+    comes from that of the mean accuracy over draws.
 
     Args:
         risk: The solution on its training data.
         drop: How much accuracy may be lost.
         adaptive: Noise of standard deviation sigma |w_i|, in proportion to each weight, for the magnitude-aware
-            measures; unchanged by a rescaling of layers.
-        num_draws: At each sigma, each one pass over the data.
-        num_steps: Most bisections; fewer once the bracket is within 0.1 %.
+            measures; rescaling layers does not change the result.
+        num_draws: Draws at each sigma; each is one pass over the data.
+        num_steps: Largest number of bisections; they stop early once the bracket is within 0.1 %.
         seed: Seed of the draws.
         progress: Called with (passes done, passes expected).
 
     Warns:
-        NumericalWarning: If there is no such sigma, none too large (the value is infinite) or none small enough (0).
+        NumericalWarning: If no sigma is too large (the value is then infinite), or none is small enough (then 0).
 
     Example:
         >>> model = torch.nn.Linear(1, 2, bias=False)
@@ -237,8 +237,8 @@ def sigma_search(
     accuracy, items = accuracy_at(risk, risk.params())
     if accuracy - drop <= 1 / classes:
         raise UnsupportedError(
-            f"accuracy {accuracy:.3g} less drop={drop:g} is no better than a guess among {classes} classes, which any "
-            "noise leaves; take a smaller drop, or a network that has learned more"
+            f"accuracy {accuracy:.3g} minus drop={drop:g} is no better than guessing among {classes} classes, which "
+            "any noise allows; give a smaller drop, or a network that has learned more"
         )
     curve = _Curve(risk, weights.abs() if adaptive else 1.0, num_draws, seed, progress, num_steps)
     start = 1.0 if adaptive else float(weights.double().square().mean().sqrt()) or 1.0
@@ -263,7 +263,7 @@ def sigma_search(
 
 
 class _Curve:
-    """Accuracy under noise as a function of sigma, draw by draw; remembers where it was evaluated."""
+    """Accuracy under noise as a function of sigma, draw by draw; remembers its evaluations."""
 
     def __init__(
         self, risk: Risk, scale: Tensor | float, num_draws: int, seed: int, progress: Progress | None, num_steps: int
@@ -285,7 +285,7 @@ class _Curve:
         return float(self.seen[sigma].mean())
 
     def bracket(self, target: float, start: float) -> tuple[float, float]:
-        """Two neighbours in a geometric row, accurate enough at the lower one; 0 or infinity where there is none."""
+        """Two neighbours in a geometric sequence, accurate enough at the lower one; 0 or infinity if there is none."""
         low, high, sigma = 0.0, math.inf, start
         for _ in range(_REACH):
             if self(sigma) >= target:
@@ -299,9 +299,10 @@ class _Curve:
     def error(self, target: float) -> float:
         """Standard error of the sigma at which the mean over draws falls below the target.
 
-        Half the width of where the mean is within its own error of the target (Woodruff 1952): right also where every
-        draw is a step, and the jackknife is not. The error is that of 95 %, and the width is divided by as much: of few
-        draws the mean falls in steps, and one that happens to lie at the target would say that all is known.
+        Half the width of the interval in which the mean is within its own error of the target (Woodruff 1952). Unlike
+        the jackknife, this is right even if the accuracy of every draw is a step function. A 95 % error is used, and
+        the width divided by the same factor: the mean of few draws falls in steps, and with one standard error a step
+        that happens to lie at the target would suggest that sigma is known exactly.
         """
         from scipy.stats import t
 
@@ -316,7 +317,7 @@ class _Curve:
 
 
 def _crossing(places: Sequence[float], values: Sequence[float], target: float) -> float:
-    """Where values first fall below the target, between two places on a logarithmic scale; else the nearest end."""
+    """Where values first fall below the target, interpolated on a logarithmic scale; else the nearest end."""
     for place, (left, right) in enumerate(itertools.pairwise(values)):
         if left >= target > right:
             share = (left - target) / (left - right)
@@ -325,19 +326,19 @@ def _crossing(places: Sequence[float], values: Sequence[float], target: float) -
 
 
 def _verdict(low: float, high: float, drop: float) -> str:
-    """Why the search ended, said aloud where it found nothing."""
+    """Why the search ended, with a warning if it found nothing."""
     if low and high < math.inf:
         return f"bracket within {high / low - 1:.1g}"
     if high < math.inf:
         stop = f"no sigma found: accuracy falls by more than {drop:g} already at sigma = {high:.3g}"
     else:
         stop = f"no sigma found: accuracy does not fall by {drop:g} up to sigma = {low:.3g}"
-    warnings.warn(f"{stop}; take another drop", NumericalWarning, stacklevel=callers_level())
+    warnings.warn(f"{stop}; give another drop", NumericalWarning, stacklevel=callers_level())
     return stop
 
 
 def accuracy_at(risk: Risk, params: Params) -> tuple[float, int]:
-    """The share of items with a positive margin, and how many items there are; not weighted by class.
+    """The share of items with a positive margin, not weighted by class, and the number of items.
 
     Example:
         >>> model = torch.nn.Linear(1, 2, bias=False)
@@ -365,10 +366,10 @@ def accuracy_at(risk: Risk, params: Params) -> tuple[float, int]:
 
 
 def num_classes(risk: Risk, *, one_item: bool = False) -> int:
-    """How many classes there are.
+    """The number of classes.
 
     Raises:
-        UnsupportedError: If a prediction is neither right nor wrong, or (for `one_item`) a sample is several of them.
+        UnsupportedError: If predictions are neither right nor wrong, or (with `one_item`) a sample has several.
 
     Example:
         >>> data = torch.ones(1, 4), torch.tensor([2])
@@ -383,11 +384,11 @@ def num_classes(risk: Risk, *, one_item: bool = False) -> int:
     if items.margin is None or items.logits is None:
         raise UnsupportedError("accuracy needs classes and hard labels, which this loss does not have")
     if items.logits.shape[-1] < 2:
-        raise UnsupportedError("the network has one class: it cannot be wrong")
+        raise UnsupportedError("accuracy needs at least two classes, this network has one")
     if one_item and len(items.margin) != batch.size:
         raise UnsupportedError(
-            f"a sample holds {len(items.margin) // batch.size} predictions that are not independent of each other, and "
-            "the bound is for independent ones"
+            "the bound needs independent predictions, but each sample holds "
+            f"{len(items.margin) // batch.size} predictions, which are not independent of each other"
         )
     return int(items.logits.shape[-1])
 

@@ -1,1 +1,1 @@
-"""The rows of the table of measures, family by family; `registry.py` puts them together."""
+"""The rows of the table of measures, by family; `registry.py` puts them together."""

@@ -1,4 +1,4 @@
-"""What a network does on its training data and on others, and the difference."""
+"""Loss and error of a network on training and test data, and their difference."""
 
 import math
 from dataclasses import replace

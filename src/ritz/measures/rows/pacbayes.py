@@ -1,4 +1,4 @@
-"""Bounds of the error, and what goes into them."""
+"""Bounds on the error, and the quantities that they use."""
 
 from functools import partial
 

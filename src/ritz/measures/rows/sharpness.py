@@ -1,4 +1,4 @@
-"""Measures of curvature, and of what the loss does near the solution."""
+"""Measures of curvature, and of the loss near the solution."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ def _scaled_sharpness(s: Subject) -> Estimate:
 
 
 def _lambda_min(s: Subject) -> Estimate:
-    """The smallest eigenvalue; one that is only round-off is 0, and not the sign of a saddle."""
+    """The smallest eigenvalue; if it is only round-off, 0, so that it does not suggest a saddle."""
     run = s.spectrum
     found, noise = run.lambda_min, ROUND_OFF * run.noise * float(run.spectral_norm.value)
     return replace(found, value=0.0) if found.exact and abs(float(found.value)) <= noise else found

@@ -1,4 +1,4 @@
-"""Sharpness: from curvature, and by moving the weights."""
+"""Sharpness from curvature, and from moving the weights."""
 
 from .curvature import (
     epsilon_sharpness_quadratic,

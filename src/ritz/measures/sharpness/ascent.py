@@ -1,8 +1,8 @@
 """The search for the largest loss near given weights: in a box by L-BFGS-B, in a ball by projected ascent.
 
 Displacements of the weights are written in coordinates z of a chart, d = s * z, or d = A (s * z) in a subspace, in
-which the box is |z_i| <= 1 and the ball |z| <= rho. Of the loss only values and exact gradients are used. The maximum
-of a function that is not concave is not found with certainty: what is returned is the largest loss that was met.
+which the box is |z_i| <= 1 and the ball |z| <= rho. Only values and exact gradients of the loss are used. The maximum
+of a function that is not concave is not found with certainty: the result is the largest loss that was met.
 """
 
 import itertools
@@ -28,14 +28,14 @@ Norm = Literal["l2", "linf"]
 Tick = Callable[[int], None]
 Point = tuple[float, Tensor, Tensor]  # loss, coordinates, gradient in them
 
-SCOUTED = 3  # steps of a search that are made from each of its starts
+SCOUTED = 3  # steps of a search from each of its starts
 
 _MEMORY = 10  # rows of history of L-BFGS-B
 # the unit of the gradient in L-BFGS-B, as a part of its mean size; on trained and untrained networks 10 iterations come
 # within 1 % of what 50 give for 0.01 to 0.1, and fall 15 % short for 1
 _UNIT = 0.03
 _MOMENTUM = 0.25  # share of the last move in the next one (Croce and Hein 2020)
-_RISES = 0.75  # part of the steps that must rise, or the step is halved
+_RISES = 0.75  # share of the steps that must increase the loss, or the step size is halved
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Surface:
         return self._met(self._fold(params, lambda _, batch: self.risk.total_and_weight(params, batch)))
 
     def slope(self, z: Tensor) -> tuple[float, Tensor]:
-        """L at z and its gradient in z, from one pass forward and back."""
+        """L at z and its gradient in z, from one forward and one backward pass."""
         params = self._params(z)
         row = self._fold(params, lambda _, batch: self._total_and_gradient(params, batch))
         return self._met(row[0]), self.chart.pull(row[1:].to(self.origin))
@@ -109,12 +109,12 @@ class Surface:
         return torch.cat([head, *(g.flatten() for g in grads)]), weight.detach()
 
     def _met(self, loss: Tensor) -> float:
-        """A loss that is a number, or a message."""
+        """The loss as a number; an error if it is not finite."""
         value = float(loss)
         if not math.isfinite(value):
             raise NonFiniteError(
-                f"the loss is {value} at a point of the search, though not at the weights themselves; search less far "
-                "(a smaller rho or epsilon), or in float64"
+                f"the loss is {value} at a point of the search, though finite at the weights themselves; give a "
+                "smaller rho or epsilon, or use float64"
             )
         return value
 
@@ -139,7 +139,7 @@ def random_point(space: ParamSpace, norm: Norm, index: int, seed: int, like: Ten
 
 
 def climb_box(surface: Surface, start: Tensor, iterations: int, tick: Tick) -> tuple[float, bool]:
-    """The largest loss that L-BFGS-B meets in |z_i| <= 1, and whether it came to rest before its last iteration."""
+    """The largest loss that L-BFGS-B meets in |z_i| <= 1, and whether it converged before its last iteration."""
     import numpy as np
     from scipy.optimize import Bounds, minimize
 
@@ -190,7 +190,7 @@ class Ball:
         return z * (self.rho / length) if length > self.rho else z
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        """The unit direction of steepest ascent; 0 where the gradient is."""
+        """The unit direction of steepest ascent; 0 if the gradient is 0."""
         if self.norm == "linf":
             return gradient.sign()
         length = float(row_norms(gradient[None]))
@@ -203,9 +203,9 @@ class Ball:
 
 
 def climb_ball(surface: Surface, ball: Ball, steps: int, num_starts: int, seed: int, tick: Tick) -> float:
-    """The largest loss met in a ball less that at its centre: by ascent from the centre and from random points.
+    """The largest loss met in a ball minus that at its centre, by ascent from the centre and from random points.
 
-    The first `SCOUTED` steps are made from each of them, the others from the best point that these met: a loss has many
+    The first `SCOUTED` steps are made from each start, the others from the best point found by them: a loss has many
     local maxima on a sphere or a cube, and more steps towards one of them do not find another.
     """
     centre = torch.zeros_like(surface.origin)
@@ -222,9 +222,9 @@ def climb_ball(surface: Surface, ball: Ball, steps: int, num_starts: int, seed: 
 
 
 def _ascend(surface: Surface, ball: Ball, start: Point, steps: int, further: bool, tick: Tick) -> Point:
-    """The highest point met by ascent from another (APGD; Croce and Hein 2020, algorithm 1).
+    """The highest point met by ascent from a start (APGD; Croce and Hein 2020, algorithm 1).
 
-    Unless it goes `further` from there, the gradient of the last point is not needed.
+    The gradient of the last point is computed only if the ascent goes `further` from there.
     """
     best, (loss, z, gradient) = start, start
     before, step = z, 2 * ball.rho
@@ -247,7 +247,7 @@ def _ascend(surface: Surface, ball: Ball, start: Point, steps: int, further: boo
 
 
 def _looks(steps: int) -> set[int]:
-    """The steps after which the length is looked at: 0.22 of them, then ever closer (Croce and Hein)."""
+    """The steps after which the step size is checked: 0.22 of all, then at shrinking intervals (Croce and Hein)."""
     looks, at, gap = set(), 0.22, 0.22
     while at < 1:
         looks.add(math.ceil(at * steps))

@@ -1,10 +1,10 @@
-"""Flatness from curvature and from outputs: what is said of a minimum without moving the weights.
+"""Flatness from curvature and from outputs: measures of a minimum without moving the weights.
 
 With H the Hessian of the mean loss L, lambda_1 its largest eigenvalue and P its order,
 
     L(w + d) - L(w)  ~  g . d + d'H d / 2
 
-so that the rise is lambda_1 rho^2 / 2 at worst and Tr H rho^2 / (2 P) on average at distance rho from a minimum.
+so at distance rho from a minimum the rise is lambda_1 rho^2 / 2 at worst and Tr H rho^2 / (2 P) on average.
 Equation 1 of seeds 000 and 002 prints both without the 1/2.
 """
 
@@ -60,8 +60,8 @@ def epsilon_sharpness_quadratic(lambda_max: Estimate, loss: float, epsilon: floa
 def taylor_shift(spectrum: Spectrum, rho: float) -> Estimate:
     """rho^2 Tr H / (2 P): the mean rise of the loss over the sphere |d| = rho around a minimum, to second order.
 
-    `parts["worst"]` is the largest, rho^2 lambda_1 / 2. Both are d'H d / 2: equation 1 of seeds 000 and 002 is twice
-    that. Away from a minimum the gradient adds nothing to the mean and up to rho |g| to the worst.
+    `parts["worst"]` is the largest rise, rho^2 lambda_1 / 2. Both are d'H d / 2; equation 1 of seeds 000 and 002 is
+    twice that. Away from a minimum the gradient adds nothing to the mean rise, and up to rho |g| to the largest.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -86,7 +86,7 @@ def taylor_shift(spectrum: Spectrum, rho: float) -> Estimate:
 def stability_limit(lambda_max: Estimate) -> Estimate:
     """2 / lambda_1: the learning rate above which gradient descent on the quadratic model diverges (seed 000, sec. 4).
 
-    Infinite where no eigenvalue is positive. Its interval is that of lambda_1, turned over.
+    Infinite if no eigenvalue is positive. Its interval is 2 over the ends of that of lambda_1.
 
     Example:
         >>> stability_limit(ritz.Estimate(name="lambda max", value=20.0, exact=True)).value
@@ -112,11 +112,11 @@ def top_log_product(
     """sum_{i <= k} log lambda_i over the k largest eigenvalues, the volume of a basin in its steep directions.
 
     The truncated log-determinant of Wu, Zhu and E (2017). An eigenvalue that is not above its own residual, or not
-    above round-off, has no logarithm that means anything: it is left out, and the convention says how many were.
+    above round-off, has no meaningful logarithm: it is left out, and the convention says how many were left out.
 
     Args:
         source: The matrix, or its largest eigenpairs.
-        k: How many; fewer where the matrix is smaller.
+        k: Number of eigenvalues; fewer if the matrix is smaller.
         seed: Seed of the search for the pairs.
         progress: Called as progress(products done, most products).
 
@@ -169,14 +169,14 @@ def layer_spectral_norms(
 ) -> Estimate:
     """max |lambda| of the diagonal block of every module, weight and bias together; the value is the largest of them.
 
-    `parts` has one estimate for each module that holds chosen parameters itself, by its name, "root" for the model's
-    own. The spectral norm of the whole matrix is at least the value, and at most the sum of the parts where the matrix
-    is positive.
+    `parts` has one estimate for each module that directly holds chosen parameters, by its name; "root" is the model
+    itself. The spectral norm of the whole matrix is at least the value, and at most the sum of the parts if the matrix
+    is positive semi-definite.
 
     Args:
         operator: The matrix.
-        tol: Residual allowed, relative to the norm of the block.
-        max_products: Most products to spend on each block; see `top_eigenpairs`.
+        tol: Allowed residual, relative to the norm of the block.
+        max_products: Largest number of products for each block; see `top_eigenpairs`.
         seed: Seed of the searches.
         progress: Called as progress(blocks done, blocks in all).
         checkpoint: A folder, or a `ritz.Checkpoint`, in which the search of each block keeps its state.
@@ -232,16 +232,16 @@ def relative_flatness(
     """Relative flatness of one layer, sum_{s,s'} <w_s, w_s'> Tr H_ss' (Petzka et al. 2021).
 
     w_s are the rows of the weight matrix W, one for each output, and H_ss' the blocks of its Hessian. It is the trace
-    of (W W' x I) H, so Hutch++ applies: with W W' = F F' its probes are (F x I) z. Invariant to the rescaling of layers
-    that leaves the function as it is. A convolution's filters are its rows; the bias takes no part.
+    of (W W' x I) H, so Hutch++ applies: with W W' = F F' its probes are (F x I) z. It is invariant to rescalings of
+    layers that keep the function. The rows of a convolution are its filters; the bias is not used.
 
     Args:
         risk: The risk.
         layer: Name of a module or of its weight; None takes the last nn.Linear with a chosen weight, in the order of
             `named_modules`.
-        num_probes: Products to spend; exact by as many products as the layer has weights, where these are no more.
+        num_probes: Number of products. If the layer has no more weights than this, the value is exact.
         seed: Seed of the probes.
-        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are kept.
+        checkpoint: A folder, or a `ritz.Checkpoint`, in which products are saved.
 
     Example:
         >>> model = torch.nn.Linear(1, 1, bias=False)
@@ -278,7 +278,7 @@ class _Weighted(Derived):
 
 
 def _weight_name(risk: Risk, layer: str | None) -> str:
-    """The parameter that is meant: chosen, and a matrix."""
+    """The name of the layer's weight, which must be chosen and a matrix."""
     modules, own = dict(risk.model.named_modules()), {id(p): name for name, p in risk.model.named_parameters()}
     weights = {name: own.get(id(getattr(module, "weight", None)), "") for name, module in modules.items()}
     if layer is None:
@@ -300,11 +300,11 @@ def fisher_rao_norm(risk: Risk, depth: int | None = None) -> Estimate:
     """The squared Fisher-Rao norm, depth^2 E <S(f) - e_y, f>^2 (Liang et al. 2019; depth is their L + 1).
 
     For a homogeneous network without biases it is w'F w, with F the empirical Fisher matrix; for any other network it
-    is what the formula says. `parts["model labels"]` has depth^2 E f'(diag S - S S') f, the same with labels drawn from
-    the model: w'G w with the Gauss-Newton matrix. One forward pass, nothing sampled.
+    is just this formula. `parts["model labels"]` is depth^2 E f'(diag S - S S') f, the same with labels drawn from the
+    model: w'G w with the Gauss-Newton matrix. It takes one forward pass, and nothing is sampled.
 
     Args:
-        risk: The risk of a classifier; class weights and label smoothing count as the loss has them.
+        risk: The risk of a classifier; class weights and label smoothing count as in the loss.
         depth: Number of weight layers; None counts the linear and convolutional modules, each once.
 
     Raises:

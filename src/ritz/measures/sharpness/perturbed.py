@@ -197,7 +197,7 @@ def average_case_sharpness(
 
     d_i is normal with standard deviation rho T_i for "l2", so that |d| is about rho sqrt(P) and not rho, and uniform on
     (-rho T_i, rho T_i) for "linf"; T as in `worst_case_sharpness`. To second order it is rho^2 Tr H / 2, or a third of
-    that (with T H T for H). It may be negative where the curvature is.
+    that (with T H T in place of H). It may be negative if the curvature is.
 
     Args:
         risk: The risk.
@@ -262,7 +262,7 @@ def logit_normalised(risk: Risk) -> Risk:
     def normalised(out: Tensor, batch: Any) -> Tensor:
         dim, _ = loss.layout(out, batch)
         if out.shape[dim] < 2:
-            raise UnsupportedError("logit normalisation needs at least 2 classes: one logit less its mean is always 0")
+            raise UnsupportedError("logit normalisation needs at least 2 classes: one logit minus its mean is always 0")
         centred = out - out.mean(dim, keepdim=True)
         square = centred.square().sum(dim, keepdim=True)
         return centred * torch.where(square > 0, square, 1.0).rsqrt()
@@ -278,17 +278,17 @@ def _about(risk: Risk, text: str, seed: int) -> dict[str, Any]:
 
 
 def _wide(risk: Risk) -> Risk:
-    """The risk in no fewer than 32 bits."""
+    """The risk in at least 32 bits."""
     return risk.to(dtype=torch.float32) if torch.finfo(risk.dtype).bits < 32 else risk
 
 
 def _ticker(progress: Progress | None, start: int, total: int) -> Tick:
-    """Progress of one part of a run, as a function of what the part has done."""
+    """Progress of one part of a run, as a function of the work done in that part."""
     return lambda done: progress(start + done, total) if progress is not None else None
 
 
 def _batches(risk: Risk, batch_size: int | None, num_batches: int | None, seed: int) -> list[list[Batch] | None]:
-    """What each search is to walk: all data, or one batch of m samples each."""
+    """The data of each search: all data, or one batch of m samples each."""
     if batch_size is None:
         if num_batches is not None:
             raise ValueError(f"num_batches={num_batches} is for m-sharpness: give batch_size= as well")
@@ -299,7 +299,7 @@ def _batches(risk: Risk, batch_size: int | None, num_batches: int | None, seed: 
 
 
 def _widths(risk: Risk, adaptive: bool, eta: float) -> Tensor | float:
-    """T: what one unit of a coordinate is worth."""
+    """T: the displacement that one unit of each coordinate means."""
     return risk.space.join(risk.params()).abs() + eta if adaptive else 1.0
 
 
@@ -310,13 +310,13 @@ def _widths_text(adaptive: bool, eta: float) -> str:
 
 
 def check_risk(risk: object) -> None:
-    """Refuse what is no risk."""
+    """Refuse anything but a risk."""
     if not isinstance(risk, Risk):
         raise TypeError(f"expected a ritz.Risk, got {type(risk).__name__}")
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse what is no length."""
+    """Refuse a length that is not positive and finite."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number, got {value}")
 
@@ -340,12 +340,12 @@ def cross_entropy_of(risk: Risk, what: str) -> CrossEntropy:
 
 
 def _check_ball(risk: Risk, rho: float, norm: str, adaptive: bool, eta: float) -> None:
-    """Refuse what is no neighbourhood."""
+    """Refuse settings that do not describe a neighbourhood."""
     check_risk(risk)
     check_positive("rho", rho)
     if norm not in get_args(Norm):
         raise ValueError(f"norm must be 'l2' or 'linf', got {norm!r}")
     if not 0 <= eta < math.inf:
-        raise ValueError(f"eta must be a number from 0 up, got {eta}")
+        raise ValueError(f"eta must be finite and not negative, got {eta}")
     if eta and not adaptive:
         raise ValueError(f"eta={eta:g} is a part of T = |w| + eta, which adaptive=True switches on")

@@ -1,4 +1,4 @@
-"""Many runs in one table: rank correlations, within each hyper-parameter and over all."""
+"""Many runs in one table: rank correlations over all runs, and along each hyper-parameter."""
 
 from .axes import Granulated, Information, SignError, conditional_information, granulated_tau, sign_error
 from .correlation import (

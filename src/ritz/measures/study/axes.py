@@ -1,13 +1,13 @@
-"""Does a measure order runs as the gap does when a single hyper-parameter moves and all else stays?
+"""Does a measure order runs as the gap does when only a single hyper-parameter changes?
 
-A correlation over all runs is easily that of one strong hyper-parameter with everything. Three answers, all made of
-pairs of runs that are alike in all hyper-parameters but one, and of the signs of what changes between the two:
+A correlation over all runs may come from one strong hyper-parameter that affects everything. The three answers below
+use pairs of runs that differ in a single hyper-parameter, and the signs of the changes between the two runs:
 
     granulated tau      mean over axes of the mean tau over groups that differ in that axis only (Jiang et al. 2020)
     sign-error          1/2 E[1 - sgn dC sgn dG] in the worst environment (Dziugaite et al. 2020)
     information         min over conditions of I(V_C; V_G | U) / H(V_G | U), V the signs of pairs (Jiang et al. 2020)
 
-C is the measure, G the gap. Runs without a value (NaN) are left out. Values of an axis are alike if they are equal.
+C is the measure, G the gap. An axis is a hyper-parameter. Runs without a value (NaN) are left out.
 """
 
 import itertools
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Index = NDArray[np.intp]
 
-Axes = Mapping[str, Sequence[Hashable]]  # of each hyper-parameter its value in every run
+Axes = Mapping[str, Sequence[Hashable]]  # the values of each hyper-parameter, one per run
 Setting = tuple[Hashable, ...]
 
-CHUNK = 1000  # runs whose pairs are looked at at once
+CHUNK = 1000  # number of runs whose pairs are compared at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Granulated:
     """Psi, the granulated tau.
 
     Attributes:
-        value: Mean over the axes; NaN where no two runs differ in one axis only.
-        axes: psi of each axis: the mean tau over its groups; NaN for an axis without any.
-        groups: How many groups each axis has.
+        value: Mean over the axes; NaN if no two runs differ in one axis only.
+        axes: psi of each axis: the mean tau over its groups; NaN for an axis without groups.
+        groups: Number of groups of each axis.
 
     Example:
         >>> granulated_tau([1.0, 2.0], [3.0, 4.0], {"lr": [0.1, 0.2]})
@@ -54,18 +54,18 @@ class Granulated:
 
 @dataclass(frozen=True, kw_only=True)
 class SignError:
-    """How often a measure moves the wrong way, by environments.
+    """How often a measure changes in the wrong direction, by environment.
 
     Attributes:
-        worst: In the worst environment, the robust sign-error; NaN where none is large enough. A coin has 0.5.
-        mean: Over environments.
-        where: The worst one.
-        environments: How many were large enough.
-        too_small: How many were not.
+        worst: The robust sign-error, that of the worst environment; NaN if none is large enough. A coin has 0.5.
+        mean: Mean over environments.
+        where: The worst environment.
+        environments: Number of environments that were large enough.
+        too_small: Number of environments that were not.
 
     Example:
         >>> found = sign_error([1.0, 2.0], [3.0, 4.0], {"lr": [0.1, 0.2]})
-        >>> found.worst, found.too_small  # one pair is no sample
+        >>> found.worst, found.too_small  # one pair is too few
         (nan, 1)
     """
 
@@ -78,14 +78,14 @@ class SignError:
 
 @dataclass(frozen=True, kw_only=True)
 class Information:
-    """What the sign of the measure's change tells of that of the gap's, as a share of what there is to tell.
+    """What the sign of a measure's change tells about the sign of the gap's change, as a share of its entropy.
 
     Attributes:
-        value: In [0, 1], under the worst condition; NaN where there is nothing to tell.
+        value: In [0, 1], under the worst condition; NaN if that entropy is 0.
         given: The hyper-parameters of that condition.
 
     Example:
-        >>> conditional_information([3.0, 2.0, 1.0], [0.1, 0.2, 0.3], {})  # all, though the wrong way
+        >>> conditional_information([3.0, 2.0, 1.0], [0.1, 0.2, 0.3], {})  # everything, though with the wrong sign
         Information(value=1.0, given=())
     """
 
@@ -96,8 +96,8 @@ class Information:
 def granulated_tau(measure: Column, target: Column, axes: Axes) -> Granulated:
     """Psi = mean over axes i of psi_i, psi_i = mean over groups of tau (Jiang et al. 2020).
 
-    A group holds the runs that are alike in all axes but i; its tau is the mean of sgn dC sgn dG over pairs that differ
-    in i, ties counted as 0. Repeats of one setting are not compared with each other.
+    A group holds the runs that agree in all axes but i; its tau is the mean of sgn dC sgn dG over pairs that differ in
+    i, with ties counted as 0. Repeats of one setting are not compared with each other.
 
     Example:
         >>> axes = {"lr": [1, 1, 2, 2], "width": [8, 16, 8, 16]}
@@ -139,18 +139,18 @@ def sign_error(
 ) -> SignError:
     """1/2 E[1 - sgn dC sgn dG] over pairs of runs, in the worst environment (Dziugaite et al. 2020).
 
-    An environment is a move of one hyper-parameter from one value to another. A pair weighs as much as its gaps are
-    known to differ, max(0, 1 - 2 exp(-2 n (dG / 2)^2))^2 for gaps in error on n test items (Hoeffding); environments
-    with an effective sample size (sum w)^2 / sum w^2 under `min_effective` do not count.
+    An environment is a change of one hyper-parameter from one value to another. The weight of a pair says how surely
+    its gaps differ: max(0, 1 - 2 exp(-2 n (dG / 2)^2))^2 for gaps in error on n test items (Hoeffding). Environments
+    with an effective sample size (sum w)^2 / sum w^2 below `min_effective` do not count.
 
     Args:
         measure, target: One number per run.
         axes: The hyper-parameters of the runs.
-        test_size: Items that the gap was measured on, n; None weighs all pairs alike. The weights hold for gaps between
-            -1 and 1, that is in error and not in loss.
-        environments: "settings": all other hyper-parameters at one setting, as in the paper: 12 pairs then take four
-            seeds on one side and three on the other. "values": pooled over the settings of the others.
-        min_effective: The smallest effective sample size; the paper has 12.
+        test_size: n, the number of items that the gap was measured on; None gives all pairs the same weight. The
+            weights hold for gaps between -1 and 1, that is, gaps in error and not in loss.
+        environments: "settings": all other hyper-parameters fixed at one setting, as in the paper; 12 pairs then need
+            four seeds at one value and three at the other. "values": pooled over the settings of the others.
+        min_effective: The smallest effective sample size; 12 in the paper.
 
     Example:
         >>> found = sign_error([1.0, 2.0, 3.0], [0.1, 0.3, 0.2], {"lr": [1, 2, 3]}, min_effective=1)
@@ -190,8 +190,8 @@ def conditional_information(measure: Column, target: Column, axes: Axes, *, max_
     """min over S of I(V_C; V_G | U_S) / H(V_G | U_S) (Jiang et al. 2020, who take |S| <= 2).
 
     V is the sign of the change between two runs, U_S the values of the hyper-parameters S in both of them. A measure
-    that only knows one hyper-parameter tells nothing once that one is given. It does not see the direction, and few
-    pairs under a condition bias it upwards.
+    that only reflects one hyper-parameter tells nothing once that one is given. The information does not depend on the
+    direction of a relation, and few pairs under a condition bias it upwards.
 
     Example:
         >>> axes = {"lr": [1, 1, 2, 2], "seed": [0, 1, 0, 1]}
@@ -206,7 +206,7 @@ def conditional_information(measure: Column, target: Column, axes: Axes, *, max_
         for given in itertools.combinations(axes, size):
             setting = _codes(list(zip(*(codes[name].tolist() for name in given), strict=True)) or [()] * len(c))
             shared, total = _entropies(c, g, setting)
-            if total > 1e-12 and not shared / total >= found.value:  # the first one has only a NaN to beat
+            if total > 1e-12 and not shared / total >= found.value:  # true for the first one, as found.value is NaN
                 found = Information(value=max(shared / total, 0.0), given=given)
     return found
 
@@ -233,7 +233,7 @@ def _entropies(c: "Array", g: "Array", setting: "Index") -> tuple[float, float]:
 
 
 def _known(measure: Column, target: Column, axes: Axes) -> "tuple[Array, Array, Index]":
-    """Both columns by their order (infinities allowed), and the runs that have both values."""
+    """Both columns as ranks (infinities allowed), and the runs that have both values."""
     from .resampling import ranks
 
     c, g = as_row(measure, "measure"), as_row(target, "target")
@@ -248,7 +248,7 @@ def _known(measure: Column, target: Column, axes: Axes) -> "tuple[Array, Array, 
 
 
 def _groups(axes: Axes, known: "Index") -> "Iterator[tuple[str, Setting, Index]]":
-    """For every axis the runs that are alike in all the others: (axis, values of the others, runs)."""
+    """For every axis the groups of runs that agree in all others: (axis, values of the others, runs)."""
     for name in axes:
         groups: dict[Setting, list[int]] = defaultdict(list)
         for i in known.tolist():
@@ -259,7 +259,7 @@ def _groups(axes: Axes, known: "Index") -> "Iterator[tuple[str, Setting, Index]]
 
 
 def _pieces(runs: "Index") -> "list[Index]":
-    """A few runs at a time, so that their pairs with all others fit into memory."""
+    """Pieces of a list of runs, so small that the pairs of a piece with all others fit into memory."""
     return [runs[start : start + CHUNK] for start in range(0, len(runs), CHUNK)]
 
 
@@ -270,7 +270,7 @@ def _agreement(c: "Array", g: "Array", one: "Index", two: "Index") -> "Array":
 
 
 def _codes(values: Sequence[Hashable]) -> "Index":
-    """0, 1, ... for each different value, ascending where they can be compared, else as they come."""
+    """0, 1, ... for each different value: ascending for numbers, else in order of appearance."""
     different = list(dict.fromkeys(values))
     numbers = all(isinstance(value, int | float) for value in different)
     places = {value: i for i, value in enumerate(sorted(different) if numbers else different)}  # type: ignore[type-var]
@@ -290,8 +290,8 @@ def _check_weights(test_size: int, gaps: "Array") -> None:
         raise ValueError(f"test_size must be at least 1, got {test_size}")
     if len(gaps) and not np.abs(gaps).max() <= 1:
         raise ValueError(
-            f"weights by test_size are for gaps in error, between -1 and 1, got one of {np.abs(gaps).max():.4g}; "
-            "give shares, not percent, or leave test_size out"
+            f"test_size needs gaps in error, between -1 and 1, got a gap of {np.abs(gaps).max():.4g}; "
+            "give shares, not percent, or leave out test_size"
         )
 
 

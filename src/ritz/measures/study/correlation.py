@@ -1,11 +1,12 @@
 """Correlations with intervals and p-values: of a measure with a gap over runs, of a bound with a trace over samples.
 
-Pearson's r asks for a straight line, Spearman's rho and Kendall's tau-b for the same order. Intervals: Fisher's z for r
-(for normal data); for rank correlations the bias-corrected percentile bootstrap (Efron 1981). P-values are of the
-permutation test: every order of y for up to 7 points, random ones for up to 500, the limiting law beyond.
+Pearson's r measures how close the relation is to a straight line, Spearman's rho and Kendall's tau-b how similar the
+orders are. Intervals are by Fisher's z for r (for normal data), and by the bias-corrected percentile bootstrap for rank
+correlations (Efron 1981). P-values are those of the permutation test: with all orders of y for up to 7 points, with
+random orders for up to 500, and by the limiting law for more.
 
-A pair with a missing value (NaN) is left out and counted. Where there is no correlation, because a column is constant
-or has no points, the value is NaN and `reason` says why.
+A pair with a missing value (NaN) is left out and counted. If the correlation is undefined, because a column is constant
+or there are no points, the value is NaN and `reason` says why.
 """
 
 import math
@@ -35,20 +36,20 @@ SYMBOLS = {"pearson": "r", "spearman": "rho", "kendall": "tau"}
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Correlation(Result):
-    """A correlation with its interval and the p-value of no relation.
+    """A correlation with its interval, and its p-value under the hypothesis of no relation.
 
     Attributes:
         method: "pearson", "spearman" or "kendall" (tau-b).
-        value: In [-1, 1]; NaN where there is none, and `reason` says why.
-        p_value: Two-sided, of the permutation test; NaN where there is no value.
+        value: In [-1, 1]; NaN if it is undefined.
+        p_value: Two-sided p-value of the permutation test; NaN if there is no value.
         p_method: "exact" (all orders), "monte carlo" ((b + 1) / (m + 1) of m random orders) or "limit" (Student t for r
             and rho, normal for tau).
-        smallest_p: The smallest p-value that these points could have given, in whatever order.
-        n: Pairs of values that were used.
-        missing: Pairs left out because one of the two is NaN.
+        smallest_p: The smallest p-value that these points can give in any order.
+        n: Number of pairs that were used.
+        missing: Number of pairs left out because one of the two values is NaN.
         seed: Seed of permutations and bootstrap.
-        bootstrap: What resampled points gave; None for Pearson, and where there is no value.
-        reason: Why there is no value, or by which convention there is one.
+        bootstrap: The correlations of resampled points; None for Pearson, and if there is no value.
+        reason: Why there is no value, or the convention by which there is one.
 
     Example:
         >>> c = kendall([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
@@ -68,7 +69,7 @@ class Correlation(Result):
     reason: str = ""
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """(lower, upper) that holds the correlation of the whole population with probability `level`, about."""
+        """(lower, upper), which contains the correlation of the population with a probability of about `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
         if math.isnan(self.value) or self.n == 0:
@@ -106,11 +107,12 @@ class Correlation(Result):
 def pearson(x: Column, y: Column, *, resamples: int = 1999, seed: int = 0) -> Correlation:
     """Pearson's r = cov(x, y) / (sd x sd y), with Fisher's interval tanh(artanh r -/+ z / sqrt(n - 3)).
 
-    The interval supposes normal data; a few far points rule both r and it: see `without_outliers` and `spearman`.
+    The interval assumes normal data. A few outliers can determine both r and the interval: see `without_outliers` and
+    `spearman`.
 
     Args:
-        x, y: Equally many numbers; pairs with a NaN are left out and counted.
-        resamples: Random orders for the p-value, where there are too many to look at all.
+        x, y: Two columns of equal length; pairs with a NaN are left out and counted.
+        resamples: Number of random orders for the p-value, if there are too many orders to try all.
         seed: Seed of the random orders.
 
     Example:
@@ -173,15 +175,15 @@ def as_row(column: Column, name: str) -> Array:
     values = column.value if isinstance(column, Estimate) else column
     row = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if row.ndim != 1:
-        raise ValueError(f"{name} must be one row of numbers, got shape {row.shape}")
+        raise ValueError(f"{name} must be one-dimensional, got shape {row.shape}")
     return row.astype(np.float64)
 
 
 def _paired(x: Column, y: Column, first: str = "x", second: str = "y") -> tuple[Array, Array]:
-    """Two columns of one length."""
+    """Two columns of equal length."""
     a, b = as_row(x, first), as_row(y, second)
     if len(a) != len(b):
-        raise ValueError(f"{first} and {second} must hold equally many numbers, got {len(a)} and {len(b)}")
+        raise ValueError(f"{first} and {second} must have equal lengths, got {len(a)} and {len(b)}")
     return a, b
 
 
@@ -189,11 +191,11 @@ def _paired(x: Column, y: Column, first: str = "x", second: str = "y") -> tuple[
 
 
 def without_outliers(x: Column, y: Column, *, num_neighbors: int = 20) -> tuple[Tensor, Tensor, Tensor]:
-    """The points (x, y) that scikit-learn's LocalOutlierFactor keeps, and which those are: (x kept, y kept, kept).
+    """The points (x, y) that scikit-learn's LocalOutlierFactor keeps, and which they are: (x kept, y kept, kept).
 
-    The factor sees the joint points, each column at mean 0 and standard deviation 1 (seed 003, section 3.2, which gives
-    no settings: 20 neighbours and the threshold 1.5 are scikit-learn's defaults). The correlation depends on it, so
-    give it with and without. Points with a NaN are not kept.
+    The factor is computed for the joint points, with each column scaled to mean 0 and standard deviation 1 (seed 003,
+    section 3.2, which gives no settings: 20 neighbours and the threshold 1.5 are scikit-learn's defaults). The
+    correlation depends on this filter, so report it with and without. Points with a NaN are not kept.
 
     Example:
         >>> x = torch.linspace(0, 1, 50)
@@ -209,10 +211,10 @@ def without_outliers(x: Column, y: Column, *, num_neighbors: int = 20) -> tuple[
     kept = np.isfinite(a) & np.isfinite(b)
     if kept.sum() > 2:  # two points have no neighbourhood
         try:
-            with isolated_rng():  # what is imported on the way draws from Python's generator
+            with isolated_rng():  # this import draws from Python's generator
                 from sklearn.neighbors import LocalOutlierFactor
         except ImportError as error:
-            raise ImportError("outliers need scikit-learn: pip install 'ritz[study]'") from error
+            raise ImportError("finding outliers needs scikit-learn: pip install 'ritz[study]'") from error
         points = np.stack([a[kept], b[kept]], axis=1)  # (n, 2)
         spread = points.std(0)
         points = (points - points.mean(0)) / np.where(spread > 0, spread, 1.0)
@@ -224,13 +226,13 @@ def without_outliers(x: Column, y: Column, *, num_neighbors: int = 20) -> tuple[
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PointCorrelations(Result):
-    """How a bound goes with the traces, over one kind of points.
+    """Correlations of a bound with the traces, over the correct or the incorrect points.
 
     Attributes:
-        pearson: Over all of them.
+        pearson: Pearson's r over all these points.
         filtered: Pearson's r without the outliers.
-        spearman: Over all of them.
-        removed: How many points were outliers.
+        spearman: Spearman's rho over all these points.
+        removed: Number of outliers.
 
     Example:
         >>> found = margin_correlations([1.0, 2.0, 3.0], [1.0, 3.0, 2.0], torch.tensor([True, True, True]))
@@ -245,22 +247,22 @@ class PointCorrelations(Result):
 
     @property
     def n(self) -> int:
-        """Points, outliers included."""
+        """Number of points, including outliers."""
         return self.pearson.n
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MarginCorrelations(Result):
-    """The study of seed 003: per-sample Hessian traces against what a forward pass gives, for two kinds of points.
+    """The study of seed 003: per-sample Hessian traces against a bound from a forward pass.
 
     Attributes:
-        correct: Over the points that are classified correctly.
-        incorrect: Over the others.
-        traces, bound: The points, (n,) each.
-        is_correct: Which are classified correctly, (n,) bool.
-        outlier: Which were left out of the filtered r, (n,) bool.
-        reliability: The part of the variance of the traces that is not probe noise; 1 for exact ones. Noise alone keeps
-            r under its square root.
+        correct: Correlations over the points that are classified correctly.
+        incorrect: Correlations over the other points.
+        traces, bound: The coordinates of all points, (n,) each.
+        is_correct: Whether each point is classified correctly, (n,) bool.
+        outlier: Whether each point was left out of the filtered r, (n,) bool.
+        reliability: The share of the variance of the traces that is not probe noise; 1 for exact traces. Because of
+            probe noise, |r| is at most about its square root.
 
     Example:
         >>> noisy = Estimate(name="traces", value=torch.tensor([0.0, 1.0, 2.0]), stderr=torch.full((3,), 0.5))
@@ -288,7 +290,7 @@ class MarginCorrelations(Result):
     __repr__ = __str__
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Every point, its bound across and its trace up; outliers are hollow (figure 3 of seed 003)."""
+        """All points, trace against bound; outliers are hollow (figure 3 of seed 003)."""
         ax = ax or new_axes()
         right, x, y = self.is_correct, self.bound.numpy(), self.traces.numpy()
         for name, group, mask, color in (
@@ -319,14 +321,14 @@ def margin_correlations(
     resamples: int = 1999,
     seed: int = 0,
 ) -> MarginCorrelations:
-    """Correlations of per-sample traces with a bound on them, correct and incorrect points apart (seed 003, figure 3).
+    """Correlations of per-sample traces with a bound, separately for correct and incorrect points (seed 003, figure 3).
 
     Args:
-        traces: The Hessian trace of each sample, as `ritz.sample_traces` gives it.
-        bound: What is to stand for it, such as the affine trace (ACEHT) or the margin bound of each sample.
-        correct: Whether each is classified correctly, (n,) bool.
+        traces: The Hessian trace of each sample, from `ritz.sample_traces`.
+        bound: A substitute for it, such as the affine trace (ACEHT) or the margin bound of each sample.
+        correct: Whether each sample is classified correctly, (n,) bool.
         num_neighbors: Setting of LocalOutlierFactor; see `without_outliers`.
-        zero_if_none: Where there are no points of a kind, say r = 0 as the paper does; else NaN, "no points".
+        zero_if_none: If there are no points of one kind, give r = 0 as the paper does, instead of NaN.
         resamples, seed: Settings of the p-values and intervals.
 
     Example:

@@ -1,10 +1,10 @@
-"""`ritz.study`: many runs in a table, and which measures foretell the gap.
+"""`ritz.study`: many runs in a table, and which measures predict the gap.
 
 For every measure: Kendall's tau with the gap, its interval and the p-value of the permutation test, corrected for the
-number of measures (Holm 1979); Spearman's rho; and what is left of it when one hyper-parameter moves at a time
-(`axes.py`). The p-value supposes that runs are exchangeable where there is no relation. Repeats of one setting are not:
-`average=True` makes one run of them. Runs that stopped at different training losses differ in that as well, so compare
-runs of one training loss.
+number of measures (Holm 1979); Spearman's rho; and how much of the relation remains when one hyper-parameter changes at
+a time (`axes.py`). The p-value assumes that runs are exchangeable if there is no relation. Repeats of one setting are
+not: `average=True` averages them to one run. Runs that stopped at different training losses also differ in that, so
+compare runs with equal training loss.
 """
 
 import math
@@ -29,24 +29,25 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-Progress = Callable[[int, int], None]  # (measures done, all of them)
+Progress = Callable[[int, int], None]  # (measures done, all measures)
 Verdict = Literal["predicts", "against", "cannot tell"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StudyRow(Result):
-    """What many runs say of one measure.
+    """The result of a study for one measure.
 
     Attributes:
         measure: Its name.
-        turned: Whether it was turned, because a larger value promises a smaller gap; all below is then of -measure.
-        kendall, spearman: With the gap, over all runs that have both.
+        turned: Whether its sign was flipped, because a larger value promises a smaller gap; everything below is then
+            about -measure.
+        kendall, spearman: Correlations with the gap, over all runs that have both values.
         adjusted_p: The p-value of tau after Holm's correction for the number of measures.
-        granulated: tau where one hyper-parameter moves at a time; NaN without axes.
-        sign_error: How often it moves the wrong way, in the worst environment; NaN without axes.
-        information: What it tells under the worst condition; None where not asked for.
+        granulated: tau if one hyper-parameter changes at a time; NaN without axes.
+        sign_error: How often it changes in the wrong direction, in the worst environment; NaN without axes.
+        information: The conditional information under the worst condition; None if not requested.
         verdict: "predicts" (a larger measure, a larger gap), "against" (a smaller gap) or "cannot tell".
-        reason: Why.
+        reason: The reason for the verdict.
 
     Example:
         >>> row = study({"gap_loss": [0.1, 0.2, 0.3, 0.5, 0.8], "norm": [9.0, 8.0, 6.0, 5.0, 1.0]})["norm"]
@@ -68,17 +69,17 @@ class StudyRow(Result):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Study(Result, Mapping[str, StudyRow]):
-    """What many runs say of many measures, best first: `study["trace"].verdict`.
+    """The result of a study for all measures, best first: `study["trace"].verdict`.
 
     Attributes:
-        rows: By name of the measure, the largest tau first.
-        target: What was to be foretold.
-        columns: The values of the measures and the target, (runs,) each, NaN where missing.
-        errors: Their standard errors, NaN where not known.
+        rows: One row for each measure, by name, the largest tau first.
+        target: Name of the column to predict.
+        columns: The values of the measures and the target, (runs,) each, NaN if missing.
+        errors: Their standard errors, NaN if unknown.
         axes: The hyper-parameters of the runs.
         level: Level of verdicts and intervals.
         left_out: Columns that are neither measure nor axis nor target, with the reason.
-        notes: What to know before trusting it.
+        notes: Limits of the study.
 
     Example:
         >>> runs = {"gap_loss": [0.1, 0.2, 0.3, 0.5, 0.8, 0.9], "trace": [1, 2, 3, 5, 8, 9], "norm": [4, 1, 5, 9, 2, 6]}
@@ -98,7 +99,7 @@ class Study(Result, Mapping[str, StudyRow]):
 
     def __getitem__(self, measure: str) -> StudyRow:
         if measure not in self.rows:
-            raise KeyError(f"{measure} is no measure of this study; there are: {', '.join(self.rows)}")
+            raise KeyError(f"{measure} is not a measure of this study; it has: {', '.join(self.rows)}")
         return self.rows[measure]
 
     def __iter__(self) -> Iterator[str]:
@@ -116,7 +117,7 @@ class Study(Result, Mapping[str, StudyRow]):
         return self.table().to_html()
 
     def table(self) -> Table:
-        """A line for each measure, best first; notes below."""
+        """One line for each measure, best first, and the notes below."""
         informed = any(row.information for row in self.values())
         header = ["measure", "runs", "tau", f"{100 * self.level:.4g} % interval", "p", "p (Holm)", "rho"]
         header += [
@@ -140,11 +141,11 @@ class Study(Result, Mapping[str, StudyRow]):
         return Table(header, lines, title=title, notes=self.notes, numeric=range(1, len(header) - 1))
 
     def plot(self, ax: "Axes | Sequence[Axes] | None" = None, measures: Sequence[str] | None = None) -> "list[Axes]":
-        """A panel per measure: every run, measure across and gap up, and the closest curve that never turns back.
+        """A panel per measure: all runs, the gap against the measure, and the monotone curve closest to them.
 
         Args:
-            ax: One panel or several; a new grid of them if None.
-            measures: Which; all, the largest tau first, if None, as far as there are panels.
+            ax: One axes or several; a new grid of them if None.
+            measures: Which measures to show; if None, all in the order of tau, as far as there are axes.
         """
         names = list(self.rows) if measures is None else [self[name].measure for name in measures]
         if ax is None:
@@ -160,7 +161,7 @@ class Study(Result, Mapping[str, StudyRow]):
         else:
             panels = list(np.array(ax, dtype=object).flat)
             if measures is not None and len(panels) < len(names):
-                raise ValueError(f"{len(names)} measures need as many axes, got {len(panels)}")
+                raise ValueError(f"{len(names)} measures need {len(names)} axes, got {len(panels)}")
         drawn = list(zip(panels, names, strict=False))
         for panel, name in drawn:
             _scatter(panel, self, self.rows[name], legend=panel is panels[0])
@@ -221,7 +222,7 @@ def study(
     turned = _turned(names, higher_is_better)
     if average:
         if not settings:
-            raise ValueError("average=True needs axes, which say what runs are repeats of each other")
+            raise ValueError("average=True needs axes=, which say which runs are repeats of each other")
         runs = runs.averaged(settings)
     grid = {name: runs.labels[name] for name in settings}
     gap = runs.numbers[target]
@@ -253,19 +254,19 @@ def study(
 
 
 def _turned(names: Sequence[str], asked: Collection[str] | None) -> Collection[str]:
-    """The measures of which a larger value promises a smaller gap: those that were named, or as the registry says."""
+    """The measures whose larger values promise a smaller gap: those given, or else those that the registry marks so."""
     if asked is None:
         from ..registry import MEASURES
 
         return [name for name in names if name in MEASURES and MEASURES[name].better == "higher"]
     for name in asked:
         if name not in names:
-            raise ValueError(f"higher_is_better: {name!r} is no measure of the table; {hint(name, names)}")
+            raise ValueError(f"higher_is_better: {name!r} is not a measure of the table; {hint(name, names)}")
     return asked
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number: the k-th smallest times (m - k + 1), never falling (Holm 1979).
+    """P-values corrected for their number m: the k-th smallest times (m - k + 1), made non-decreasing (Holm 1979).
 
     NaN stays NaN and does not count.
 
@@ -291,7 +292,7 @@ def _judged(rows: Sequence[StudyRow], alpha: float) -> list[StudyRow]:
             reason = row.kendall.reason.replace("x is", "the measure is").replace("y is", "the target is")
         elif not p < alpha:
             reason = f"corrected p-value {p:.3g}, not below {alpha:.3g}"
-        elif tau * psi < 1e-9:  # a NaN passes: no axes, or no two runs that differ in one
+        elif tau * psi < 1e-9:  # NaN passes: there are no axes, or no two runs that differ in one of them
             reason = f"tau is {tau:+.2f} over all runs, but {psi:+.2f} where one hyper-parameter moves at a time"
         else:
             verdict, reason = "predicts" if tau > 0 else "against", f"corrected p-value {p:.3g}"
@@ -302,14 +303,14 @@ def _judged(rows: Sequence[StudyRow], alpha: float) -> list[StudyRow]:
 def _notes(
     rows: Sequence[StudyRow], grid: Mapping[str, Sequence[Hashable]], runs: int, alpha: float, resamples: int
 ) -> list[str]:
-    """What limits the study as a whole, and what is particular about single measures."""
+    """The limits of the study as a whole, and those of single measures."""
     notes = []
     tested = [row for row in rows if not math.isnan(row.kendall.p_value)]
     smallest, how = min(((row.kendall.smallest_p, row.kendall.p_method) for row in tested), default=(1.0, "none"))
     corrected = min(smallest * len(tested), 1.0)
     if not tested or corrected >= alpha:
         many = f", {corrected:.3g} after correction for {len(tested)} measures" if len(tested) > 1 else ""
-        ours = 1 / (resamples + 1) if how == "monte carlo" else 0.0  # what all orders would not have
+        ours = 1 / (resamples + 1) if how == "monte carlo" else 0.0  # this part would vanish with all orders
         few = (smallest - ours) * len(tested) < alpha
         who = "resamples are too few, raise them" if few else f"{runs} runs cannot decide"
         notes.append(f"{who}: no p-value below {smallest:.3g} is possible{many}")
@@ -375,7 +376,7 @@ def _shade(part: float) -> Any:
 
 
 def _monotone(x: "Array", y: "Array", rising: bool) -> "tuple[Array, Array]":
-    """The curve nearest to y in squares among those that never fall (or never rise): adjacent violators are pooled."""
+    """The least-squares fit to y that never falls (or never rises), by pooling adjacent violators."""
     places, inverse = np.unique(x, return_inverse=True)
     sign = 1.0 if rising else -1.0
     blocks: list[list[float]] = []  # mean, weight, places

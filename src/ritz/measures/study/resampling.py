@@ -1,7 +1,7 @@
 """Permutation tests and bootstrap of correlations, on plain rows of numbers.
 
-A row of points is resampled with replacement for an interval; it is put into every order, or many random ones, for the
-p-value of no relation. Random numbers are keyed, so a seed gives the same ones on every machine.
+Intervals come from points resampled with replacement. P-values come from all orders of the points, or many random
+ones. Random numbers are keyed, so a seed gives the same numbers on every machine.
 """
 
 import itertools
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Method = Literal["pearson", "spearman", "kendall"]
 
-ENUMERATED = 7  # points whose 7! = 5,040 orders are all looked at
-LARGE = 500  # beyond: the limiting law instead of permutations, and the bootstrap of a part, scaled
-BOOTSTRAP = 999  # resamples of an interval
+ENUMERATED = 7  # up to so many points all orders are tried, 7! = 5,040
+LARGE = 500  # with more points: the limiting law instead of permutations, and a scaled bootstrap of a part of them
+BOOTSTRAP = 999  # resamples for an interval
 CHUNK = 2_000_000  # random numbers drawn at once
-ROUND_OFF = 1e-10  # statistics this close, relative to the largest possible, are taken to be equal
+ROUND_OFF = 1e-10  # statistics closer than this, relative to the largest possible, count as equal
 
 
 def why_none(method: Method, a: "Array", b: "Array") -> str:
-    """Why these points have no correlation, or nothing.
+    """Why these points have no correlation; empty if they have one.
 
     Example:
         >>> why_none("kendall", np.ones(3), np.arange(3.0))
@@ -47,7 +47,7 @@ def why_none(method: Method, a: "Array", b: "Array") -> str:
 
 
 def ranks(row: "Array") -> "Array":
-    """1 ... n, mean ranks for ties, along the last axis.
+    """Ranks 1 ... n along the last axis, with mean ranks for ties.
 
     Example:
         >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
@@ -60,7 +60,7 @@ def ranks(row: "Array") -> "Array":
 
 
 def value_of(method: Method, a: "Array", b: "Array") -> float:
-    """The correlation of two rows, which are ranks already but for Pearson.
+    """The correlation of two rows, which must already be ranks except for Pearson.
 
     Example:
         >>> value_of("kendall", np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))
@@ -74,7 +74,7 @@ def value_of(method: Method, a: "Array", b: "Array") -> float:
         from scipy.stats import kendalltau
 
         value = float(kendalltau(a, b).statistic)
-    return math.copysign(1.0, value) if abs(value) > 1 - ROUND_OFF else value  # orders are equal or clearly not
+    return math.copysign(1.0, value) if abs(value) > 1 - ROUND_OFF else value  # rounding must not separate equal orders
 
 
 def _cosine(a: "Array", b: "Array") -> "Array":
@@ -92,12 +92,12 @@ def _cosine(a: "Array", b: "Array") -> "Array":
 def p_value_of(
     method: Method, a: "Array", b: "Array", value: float, resamples: int, seed: int
 ) -> tuple[float, str, float]:
-    """(p, how, smallest possible p) of the two-sided permutation test of |correlation|.
+    """(p, method, smallest possible p) of the two-sided permutation test of |correlation|.
 
     Example:
         >>> x = np.arange(4.0)
         >>> p, how, smallest = p_value_of("kendall", x, x, 1.0, resamples=99, seed=0)
-        >>> round(p, 4), how, p == smallest  # two of 24 orders are as clear
+        >>> round(p, 4), how, p == smallest  # two of 24 orders are as extreme
         (0.0833, 'exact', True)
     """
     n = len(a)
@@ -109,7 +109,7 @@ def p_value_of(
     seen, *ends = np.abs(_statistics(method, a, b, np.stack([np.arange(n), up, down])))
     exact = n <= ENUMERATED
     null = np.abs(_all_orders(method, a, b) if exact else _random_orders(method, a, b, resamples, seed))
-    given = 0 if exact else 1  # among random orders the one that was seen counts as well
+    given = 0 if exact else 1  # with random orders the observed one is counted too
     slack = ROUND_OFF * max(ends)
     p, smallest = (((null >= t - slack).sum() + given) / (len(null) + given) for t in (seen, max(ends)))
     return float(p), "exact" if exact else "monte carlo", float(smallest)
@@ -135,13 +135,13 @@ def _orders(n: int, rows: int, seed: int, start: int) -> "NDArray[np.intp]":
 
 
 def _statistics(method: Method, a: "Array", b: "Array", orders: "NDArray[np.intp]") -> "Array":
-    """What the test compares for y in each of these orders, (rows,): a . b, or concordant less discordant pairs."""
+    """The statistic for y in each of these orders (rows,): a . b, or concordant minus discordant pairs."""
     if method != "kendall":
         product: Array = b[orders] @ a
         return product
     by_x = np.argsort(a, kind="stable")
     after = np.searchsorted(a[by_x], a[by_x], side="right")  # first place with a larger x
-    order = np.unique(b, return_inverse=True)[1].astype(np.int16)  # all that counts
+    order = np.unique(b, return_inverse=True)[1].astype(np.int16)  # the order is all that matters
     y = np.ascontiguousarray(order[orders][:, by_x].T)  # (n, rows)
     total = np.zeros(len(orders))
     for i, first in enumerate(after):
@@ -163,11 +163,11 @@ def _limit_p(method: Method, a: "Array", b: "Array", value: float) -> float:
 
 
 def bootstrap(method: Method, a: "Array", b: "Array", value: float, seed: int) -> Bootstrap | None:
-    """The correlations of points drawn with replacement; of more than `LARGE`, from a part of them and scaled.
+    """The correlations of points drawn with replacement; with more than `LARGE` points, of a part of them, scaled.
 
     Resampled points repeat, which biases the rho of a resample towards 0; plain percentiles would then miss a strong
-    relation. The bias is corrected by the share of draws below the value, the skewness is not. Where all pairs agree no
-    resample differs, so the nearest other order is resampled, with one pair of neighbours turned.
+    relation. The bias is corrected by the share of draws below the value; the skewness is not corrected. If all pairs
+    agree, no resample differs, so the nearest other order is resampled, with one pair of neighbours exchanged.
 
     Example:
         >>> x = np.arange(1.0, 9.0)
@@ -179,7 +179,7 @@ def bootstrap(method: Method, a: "Array", b: "Array", value: float, seed: int) -
         b = _one_turned(a, b)
         value = value_of(method, a, b)
     n, center = len(a), value
-    if n > LARGE:  # the spread falls as 1 / sqrt(n), so a part of the points tells it
+    if n > LARGE:  # the spread falls as 1 / sqrt(n), so a part of the points is enough
         part = _orders(n, 1, seed, 0)[0, :LARGE]
         a, b = a[part], b[part]
         if why_none(method, a, b):
@@ -189,7 +189,7 @@ def bootstrap(method: Method, a: "Array", b: "Array", value: float, seed: int) -
     uniform = random_uniform(BOOTSTRAP * size, ("bootstrap", seed, n)).view(BOOTSTRAP, size)
     drawn = (uniform * size).long().numpy()
     draws = _resampled_tau(a, b, drawn) if method == "kendall" else _cosine(ranks(a[drawn]), ranks(b[drawn]))
-    draws = draws[~np.isnan(draws)]  # a resample may be one point, many times
+    draws = draws[~np.isnan(draws)]  # a resample may consist of a single repeated point
     if not len(draws):
         return None
     draws = np.sort(np.clip(value + (draws - center) * math.sqrt(size / n), -1.0, 1.0))
@@ -200,7 +200,7 @@ def bootstrap(method: Method, a: "Array", b: "Array", value: float, seed: int) -
 
 
 def _one_turned(a: "Array", b: "Array") -> "Array":
-    """y with two values exchanged that are neighbours in the order of x, in the middle where there is a choice."""
+    """y with two values exchanged that are neighbours in the order of x, near the middle if possible."""
     by_x = np.argsort(a, kind="stable")
     different = np.flatnonzero(np.diff(b[by_x]))
     place = different[len(different) // 2]
@@ -210,7 +210,7 @@ def _one_turned(a: "Array", b: "Array") -> "Array":
 
 
 def _resampled_tau(a: "Array", b: "Array", drawn: "NDArray[np.intp]") -> "Array":
-    """tau-b of each resample (rows,): with c_i the times that point i was drawn, every sum over pairs is c' M c."""
+    """tau-b of each resample (rows,): if point i was drawn c_i times, every sum over pairs is c' M c."""
     rows, size = drawn.shape
     counts = np.bincount((drawn + size * np.arange(rows)[:, None]).ravel(), minlength=rows * size)
     c = counts.reshape(rows, size).astype(np.float64)
@@ -222,7 +222,7 @@ def _resampled_tau(a: "Array", b: "Array", drawn: "NDArray[np.intp]") -> "Array"
 
 
 def fisher(value: float, n: int, level: float) -> tuple[float, float]:
-    """tanh(artanh r -/+ z / sqrt(n - 3)) (Fisher 1921); all of [-1, 1] where three points or fewer have no spread.
+    """tanh(artanh r -/+ z / sqrt(n - 3)) (Fisher 1921); all of [-1, 1] for three points or fewer.
 
     Example:
         >>> [round(end, 4) for end in fisher(0.5, 28, 0.95)]

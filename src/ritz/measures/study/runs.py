@@ -1,4 +1,4 @@
-"""A table of runs, from whatever holds one: rows, columns, a CSV file, a data frame, results of `ritz.measure`."""
+"""A table of runs, read from rows, columns, a CSV file, a data frame or results of `ritz.measure`."""
 
 import csv
 import difflib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
-NO_MEASURE = {"gap_loss", "gap_error", "test_loss", "test_error", "seed"}  # what is foretold, and what is no measure
+NO_MEASURE = {"gap_loss", "gap_error", "test_loss", "test_error", "seed"}  # targets, and what is not a measure
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Runs:
     """Columns of equal length.
 
     Attributes:
-        numbers: Those whose every cell is a number or missing, NaN where missing.
-        errors: Standard errors of the numbers, NaN where not known.
-        labels: All others, and numbers too, as values that can be compared; None where missing.
-        refused: Columns that are of neither kind, with the reason.
+        numbers: Columns in which every cell is a number or missing; NaN if missing.
+        errors: Standard errors of the numbers; NaN if unknown.
+        labels: All columns, also of numbers, as values that can be compared; None if missing.
+        refused: Columns that are neither numbers nor labels, with the reason.
 
     Example:
         >>> runs = read_runs({"lr": [0.1, 0.1, 0.2], "gap": [1.0, 3.0, 5.0]})
@@ -50,7 +50,7 @@ class Runs:
         return len(next(iter(self.labels.values()), ()))
 
     def averaged(self, axes: Sequence[str]) -> "Runs":
-        """One run for each setting of these axes: the mean over its repeats of what is known of them."""
+        """One run for each setting of these axes: the mean over its repeats of the values that are known."""
         groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
         for i in range(len(self)):
             groups[tuple(self.labels[name][i] for name in axes)].append(i)
@@ -65,7 +65,7 @@ def read_runs(table: Any) -> Runs:
     """The columns of a table.
 
     Args:
-        table: Rows (mappings, results of `ritz.measure`, or objects with a mapping `values`) in a list or named in a
+        table: Rows (mappings, results of `ritz.measure`, or objects with a mapping `values`) in a list or by name in a
             dictionary; columns in a dictionary; a data frame; or the path of a CSV file.
 
     Example:
@@ -117,7 +117,7 @@ def roles(
         settings = [name for name in named(axes, runs.labels, "axes") if name != target]
     for name in settings:
         if None in runs.labels[name]:
-            raise ValueError(f"axis {name!r} has no value in run {runs.labels[name].index(None)}")
+            raise ValueError(f"every run needs a value of axis {name!r}; run {runs.labels[name].index(None)} has none")
     if measures is None:
         chosen, left_out = _all_measures(runs, {target, *settings})
     else:
@@ -127,7 +127,9 @@ def roles(
         if name not in runs.numbers:
             raise ValueError(f"measure {name!r} must be a column of numbers; {hint(name, runs.numbers)}")
     if not chosen:
-        raise ValueError(f"the table has no measure: no column of numbers but target and axes in {[*runs.labels]}")
+        raise ValueError(
+            f"the table has no measure: no column of numbers besides target, axes and test values in {[*runs.labels]}"
+        )
     return chosen, settings, {**runs.refused, **left_out}
 
 
@@ -147,7 +149,7 @@ def _all_measures(runs: Runs, taken: Collection[str]) -> tuple[list[str], dict[s
 
 
 def named(patterns: str | Sequence[str], columns: Collection[str], what: str) -> list[str]:
-    """The columns that names or glob patterns stand for, in the order of the table.
+    """The columns that match names or glob patterns, in the order of the table.
 
     Example:
         >>> named("hp.*", ["hp.lr", "gap", "hp.width"], "axes")
@@ -161,7 +163,7 @@ def named(patterns: str | Sequence[str], columns: Collection[str], what: str) ->
 
 
 def hint(name: str, columns: Collection[str]) -> str:
-    """Which columns there are, or which one was meant."""
+    """Which columns there are, or which one was probably meant."""
     near = difflib.get_close_matches(name, columns, n=3)
     return f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(columns)}"
 
@@ -169,9 +171,9 @@ def hint(name: str, columns: Collection[str]) -> str:
 def _columns(table: Any) -> dict[str, list[Any]]:
     """The cells of every column."""
     if isinstance(table, str | os.PathLike):
-        with Path(table).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark of byte order
+        with Path(table).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             return _of_rows(list(csv.DictReader(file)))
-    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a data frame, of whichever package
+    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a data frame of any package
         table = table.to_dict("list")
     if isinstance(table, Mapping):
         if table and all(_as_row(row) is not None for row in table.values()):
@@ -186,7 +188,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 def _of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Columns from rows; a row that lacks one has None."""
+    """Columns from rows, with None for a row that lacks the column."""
     found = []
     for i, row in enumerate(rows):
         mapping = _as_row(row)
@@ -198,9 +200,9 @@ def _of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _as_row(row: Any) -> Mapping[str, Any] | None:
-    """A row as a mapping; of an object with a mapping `values`, its other plain attributes as well."""
+    """A row as a mapping; for an object with a mapping `values`, including its other plain attributes."""
     if isinstance(row, Mapping):
-        return {**dict.fromkeys(getattr(row, "failures", ())), **row}  # what failed is missing, not unknown
+        return {**dict.fromkeys(getattr(row, "failures", ())), **row}  # a failed measure is missing, not unknown
     values = getattr(row, "values", None)
     if not isinstance(values, Mapping):
         return None
@@ -215,7 +217,7 @@ def _cells(name: object, column: Any) -> list[Any]:
 
 
 def _number(cell: Any) -> float | None:
-    """A cell as a float, NaN where it is empty; None where it is no number."""
+    """A cell as a float, NaN if it is empty; None if it is not a number."""
     if isinstance(cell, Estimate):
         cell = cell.value
     if isinstance(cell, Tensor | np.ndarray):
@@ -233,12 +235,12 @@ def _number(cell: Any) -> float | None:
 
 
 def _error(cell: Any) -> float:
-    """The standard error of a cell, NaN where there is none to know."""
+    """The standard error of a cell, NaN if it has none."""
     return float(cell.stderr) if isinstance(cell, Estimate) else math.nan
 
 
 def _label(value: float) -> Hashable:
-    """A number as one says it, 8 and not 8.0; None where it is missing."""
+    """A number as usually written, 8 and not 8.0; None if it is missing."""
     if math.isnan(value):
         return None
     return int(value) if value.is_integer() else value
@@ -257,6 +259,6 @@ def _mean(values: "Array") -> float:
 
 
 def _joint_error(errors: "Array") -> float:
-    """Of the mean of independent runs, those that are known: their squares add."""
+    """The standard error of a mean over independent runs, from the known errors: their squares add."""
     known = errors[~np.isnan(errors)]
     return float(np.sqrt((known**2).sum()) / len(known)) if len(known) else math.nan

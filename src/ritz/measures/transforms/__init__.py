@@ -1,15 +1,15 @@
-"""Other weights, the same function: reparametrisations that a measure of generalisation ought not to see.
+"""Other weights, the same function: reparametrisations that should not change a measure of generalisation.
 
-    rescale             W, b of a layer times c, the next W through c                    Dinh et al. 2017, section 3
+    rescale             W, b of a layer times c, the next W divided by c                 Dinh et al. 2017, section 3
     rescale_batchnorm   W, b before a BatchNorm times c, its statistics with them        the function is the same
     permute             hidden units in another order                                    the function is the same
     scale_output        last layer times alpha: f -> alpha f                             seed 003, section 5, T_alpha
     scale_layers        W_l times alpha^(1/L), b_l times alpha^(l/L): f -> alpha f       seed 003, section 5, T_alpha
 
-Each takes a `Risk` and gives one at other weights; the model itself stays as it is. Where a transform applies is found
-by tracing the network (`tape`), and then checked: the outputs on the first batch, in the mode of the risk, must be
-the same (or alpha times as large) to round-off. Parameters that are frozen or not chosen are moved too where they have
-to be: `risk.names` says in which directions curvature is taken, not which network is studied.
+Each takes a `Risk` and returns one at other weights; the model itself does not change. Where a transform applies is
+found by tracing the network (`tape`), and then checked: the outputs on the first batch, in the mode of the risk, must
+be the same (or alpha times as large) up to round-off. Parameters that are frozen or not chosen also change if
+necessary: `risk.names` says in which directions curvature is taken, not which network is studied.
 """
 
 from .joints import Joint, joints

@@ -5,9 +5,9 @@ of a sum need equal degrees, degrees of factors add up, ReLU and pooling keep th
 
     y = relu(W x + b):      e(b) = e(W) + d(x),      d(y) = e(W) + d(x)
 
-So every rescaling that leaves a network's function as it is (Dinh et al. 2017, section 3), or multiplies its outputs
-(T_alpha, section 5 of seed 003), is a choice of exponents that breaks none of these rules. `tape.trace` writes the
-rules of a network down, once; here they are solved.
+So every rescaling that keeps a network's function (Dinh et al. 2017, section 3), or multiplies its outputs (T_alpha,
+section 5 of seed 003), is a choice of exponents that satisfies these rules. `tape.trace` records the rules of a network
+once; here they are solved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ CONST, ZERO = 0, 1  # values that depend on no parameter; all others have greate
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter that multiplies, and its axes along which features come in and go out, where it has such."""
+    """A parameter that multiplies, and its axes of input and output features, if it has them."""
 
     name: str
     into: int | None = None
@@ -35,7 +35,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Norm:
-    """BatchNorm by running statistics: the value that it normalises, its buffers and gamma by name."""
+    """BatchNorm with running statistics: the value that it normalises, and the names of its buffers and gamma."""
 
     source: int
     mean: str
@@ -46,7 +46,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Step:
-    """value `out` = sum over terms of products of powers; the values in `fixed` act otherwise, and need degree 0."""
+    """value `out` = sum over terms of products of powers; the values in `fixed` act differently, and need degree 0."""
 
     op: str
     out: int
@@ -57,13 +57,13 @@ class Step:
 
     @property
     def reads(self) -> frozenset[int]:
-        """The values that take part."""
+        """The values that the step uses."""
         return frozenset(value for term in self.terms for value, _ in term) | frozenset(self.fixed)
 
 
 @dataclass(frozen=True)
 class Tape:
-    """A forward pass as steps. An operation that keeps the degree of its one argument leaves none."""
+    """A forward pass as steps. An operation that keeps the degree of its only argument is not a step."""
 
     steps: tuple[Step, ...]
     names: Mapping[int, str]  # values that are parameters, up to views and constant factors
@@ -80,7 +80,7 @@ class Tape:
 
 
 class Conflict(Exception):
-    """The exponents break a rule; the message says which."""
+    """The exponents violate a rule; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,19 @@ class Solution:
 def solve(
     tape: Tape, given: Mapping[str, Exponent], weigh: Callable[[Exponent], Exponent], *, absorb: bool = False
 ) -> Solution:
-    """Complete some exponents so that no rule is broken.
+    """Complete some exponents so that all rules are satisfied.
 
-    A parameter that is added takes the degree of what it is added to; one that multiplies a value of degree d takes
-    `weigh(d)`; both where it is read first. All others have exponent 0.
+    A parameter that is added takes the degree of the other terms, a parameter that multiplies a value of degree d takes
+    `weigh(d)`; both are decided by its first use. All others have exponent 0.
 
     Args:
         tape: The rules.
         given: Exponents known beforehand.
-        weigh: `lambda d: -d` closes what `given` has opened; `lambda d: 0` moves no further weight.
-        absorb: Whether BatchNorm by running statistics may take an input of degree 1, as if they were scaled with it.
+        weigh: `lambda d: -d` cancels the scale of `given` at the next weight; `lambda d: 0` moves no other weight.
+        absorb: Whether BatchNorm with running statistics may take an input of degree 1, as if they scaled with it.
 
     Raises:
-        Conflict: If a rule is broken.
+        Conflict: If a rule is violated.
 
     Example:
         >>> layer = Step("aten::mm", 4, (((2, 1),),), weights=(Weight("first"),))  # h = relu(first @ x)
@@ -128,7 +128,7 @@ def solve(
 
 
 class _Replay:
-    """One walk along a tape, in which exponents that are not known yet are filled in."""
+    """One pass along a tape, which fills in unknown exponents."""
 
     def __init__(
         self, tape: Tape, found: dict[str, Exponent], weigh: Callable[[Exponent], Exponent], absorb: bool
@@ -169,7 +169,7 @@ class _Replay:
         return 0 if common is None and biases else common
 
     def _product(self, term: Sequence[Factor]) -> Degree:
-        """The degree of a product; free weights in it are weighed against the rest."""
+        """The degree of a product; free weights in it get their exponents from the rest."""
         free = {value: power for value, power in term if self._free(value)}
         total = self._total([pair for pair in term if pair[0] not in free])
         for value, power in free.items():

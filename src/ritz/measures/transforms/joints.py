@@ -1,4 +1,4 @@
-"""Layers joined by a positively homogeneous path: where one may be scaled up and those that read it down."""
+"""Layers joined by a positively homogeneous path: one can be scaled up if those that read it are scaled down."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from .tape import trace
 
 @dataclass(frozen=True)
 class Joint:
-    """A layer, and the layer that reads it, or several where several do.
+    """A layer, and the layer or layers that read it.
 
-    Layers are named by their modules; a weight that is not called `weight`, by its own name.
+    Layers are named by their modules; a weight that is not called `weight` by its own name.
 
     Example:
         >>> joint = Joint("fc1", ("fc2",), ("fc1.weight", "fc1.bias"), ("fc2.weight",))
@@ -33,10 +33,10 @@ class Joint:
 def joints(risk: Risk) -> tuple[Joint, ...]:
     """Every layer that can be scaled up while those that read it are scaled down, in the order of the forward pass.
 
-    A path is positively homogeneous if scaling what goes in scales what comes out: through ReLU, LeakyReLU, PReLU,
-    pooling, reshaping, dropout; not through tanh, GELU, softmax, a normalisation, a sum with anything that is not
-    scaled along. A BatchNorm or LayerNorm with gamma and beta is a first layer itself. Joints without a chosen
-    parameter are left out: no number of this risk would move.
+    A path is positively homogeneous if scaling its input scales its output equally. This holds through ReLU, LeakyReLU,
+    PReLU, pooling, reshaping and dropout; not through tanh, GELU, softmax, a normalisation, or a sum with anything that
+    is not scaled as well. A BatchNorm or LayerNorm with gamma and beta can itself be the first layer. Joints without a
+    chosen parameter are left out: they would change no number of this risk.
 
     Example:
         >>> from torch import nn
@@ -49,7 +49,7 @@ def joints(risk: Risk) -> tuple[Joint, ...]:
 
 
 def pick(risk: Risk, joint: Joint | int | str | None) -> Joint:
-    """The joint that is meant: itself, its index, the name of its first layer, or the first one.
+    """The joint given as such, by its index or by the name of its first layer; the first one if None.
 
     Raises:
         UnsupportedError: If the network has no such joint.
@@ -79,7 +79,7 @@ def pick(risk: Risk, joint: Joint | int | str | None) -> Joint:
 
 
 def _search(risk: Risk) -> tuple[list[Joint], dict[str, str]]:
-    """The joints, and for every other layer why it is the first of none."""
+    """The joints, and for every other layer why it is not the first layer of a joint."""
     tape = trace(risk)
     found: list[Joint] = []
     reasons: dict[str, str] = {}
@@ -96,7 +96,7 @@ def _search(risk: Risk) -> tuple[list[Joint], dict[str, str]]:
 
 
 def _joint(tape: Tape, weight: Weight) -> Joint:
-    """The joint of which a weight is the first layer."""
+    """The joint whose first layer has this weight."""
     solution = solve(tape, {weight.name: 1}, lambda degree: -degree)
     if solution.output:
         raise Conflict("the outputs scale with it")
@@ -110,7 +110,7 @@ def _joint(tape: Tape, weight: Weight) -> Joint:
 
 
 def layer_of(name: str) -> str:
-    """The module of a weight, or the weight's own name where it is not called `weight`.
+    """The module of a weight, or the weight's own name if it is not called `weight`.
 
     Example:
         >>> layer_of("block.conv.weight"), layer_of("scale")

@@ -1,4 +1,4 @@
-"""The moves themselves: see `ritz.transforms`."""
+"""The transforms themselves: see `ritz.transforms`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from .units import Units, units_of
 
 
 def rescale(risk: Risk, factor: float, joint: Joint | int | str | None = None) -> Risk:
-    """W_l, b_l <- c W_l, c b_l and W_(l+1) <- W_(l+1) / c: the same function elsewhere (Dinh et al. 2017, section 3).
+    """W_l, b_l <- c W_l, c b_l and W_(l+1) <- W_(l+1) / c, with the same function (Dinh et al. 2017, section 3).
 
     The block of the Hessian that belongs to layer l is divided by c^2, that of layer l + 1 multiplied by it.
 
@@ -32,7 +32,7 @@ def rescale(risk: Risk, factor: float, joint: Joint | int | str | None = None) -
         joint: One of `joints(risk)`, its index, or the name of its first layer; the first one by default.
 
     Raises:
-        UnsupportedError: If there is no such joint, or the precision does not hold so large or small a factor.
+        UnsupportedError: If there is no such joint, or the factor is too large or small for the precision.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
@@ -57,17 +57,17 @@ def rescale(risk: Risk, factor: float, joint: Joint | int | str | None = None) -
 def scale_output(risk: Risk, alpha: float) -> Risk:
     """T_alpha by the last layer: W_L, b_L <- alpha W_L, alpha b_L, so that f -> alpha f (seed 003, section 5).
 
-    No prediction changes: neither the largest output nor a sign. If every point is classified correctly the loss and
-    every entry of its Hessian go to 0 as alpha grows (corollary 5.2). A point that is wrong keeps the loss up, and
-    with it the entries that the curvature of the network itself gives; the trace of a piecewise-linear network goes to
-    0 all the same, for it is that of the Gauss-Newton matrix.
+    No prediction changes: neither which output is largest nor a sign. If every point is classified correctly, the loss
+    and every entry of its Hessian go to 0 as alpha grows (corollary 5.2). A misclassified point keeps the loss high,
+    and with it the entries that come from the curvature of the network itself. The trace of a piecewise-linear network
+    still goes to 0, because it is that of the Gauss-Newton matrix.
 
     Args:
         risk: At the weights to start from.
         alpha: Larger than 0.
 
     Raises:
-        UnsupportedError: If the outputs are not positively homogeneous in any one layer, or precision does not suffice.
+        UnsupportedError: If the outputs are not positively homogeneous in any one layer, or the precision is too low.
 
     Example:
         >>> model = torch.nn.Linear(1, 2)
@@ -76,7 +76,7 @@ def scale_output(risk: Risk, alpha: float) -> Risk:
         True
     """
     scale = _positive("alpha", alpha, risk.dtype)
-    _ = risk.output_loss  # a risk without outputs cannot scale them, and says so
+    _ = risk.output_loss  # refuses a risk without outputs
     tape = trace(risk)
     reasons: dict[str, str] = {}
     for weight in reversed(tape.weights):
@@ -95,15 +95,15 @@ def scale_output(risk: Risk, alpha: float) -> Risk:
 def scale_layers(risk: Risk, alpha: float) -> Risk:
     """T_alpha by all layers: W_l <- alpha^(1/L) W_l, b_l <- alpha^(l/L) b_l, so that f -> alpha f (seed 003, sec. 5).
 
-    A bias is added to what l layers have scaled, so its exponent is cumulative. The network must be a chain: where
-    a residual join adds tensors of different depth, or a normalisation undoes the scale, there is no such map.
+    A bias is added to a tensor that l layers have scaled, so its exponent is cumulative. The network must be a chain:
+    if a residual join adds tensors of different depths, or a normalisation undoes the scale, there is no such map.
 
     Args:
         risk: At the weights to start from.
         alpha: Larger than 0.
 
     Raises:
-        UnsupportedError: If the network is no chain of positively homogeneous layers, or precision does not suffice.
+        UnsupportedError: If the network is not a chain of positively homogeneous layers, or the precision is too low.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
@@ -130,7 +130,7 @@ def scale_layers(risk: Risk, alpha: float) -> Risk:
 
 
 def _factors(solution: Solution, scale: float, depth: Fraction = Fraction(1)) -> dict[str, float]:
-    """scale^(exponent / depth) for every parameter that moves."""
+    """scale^(exponent / depth) for every parameter that changes."""
     return {name: scale ** float(power / depth) for name, power in solution.exponents.items() if power}
 
 
@@ -138,12 +138,12 @@ def _factors(solution: Solution, scale: float, depth: Fraction = Fraction(1)) ->
 
 
 def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Risk:
-    """W, b <- c W, c b before a BatchNorm in evaluation mode, its running statistics with them.
+    """W, b <- c W, c b before a BatchNorm in evaluation mode, and its running statistics to match.
 
         mean <- c mean,   var <- c^2 var,   gamma <- gamma sqrt(c^2 var + eps) / (c sqrt(var + eps))
 
-    The statistics are those that the scaled layer would give; gamma takes up eps, so that the function is the same
-    exactly and not for small eps only.
+    The statistics are those that the scaled layer would give; gamma compensates eps, so that the function is the same
+    for any eps, not only for small ones.
 
     Args:
         risk: At the weights to start from, with mode="eval".
@@ -151,8 +151,8 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
         layer: The layer before the BatchNorm, by name; the first such layer by default.
 
     Raises:
-        UnsupportedError: By batch statistics; where no layer feeds a BatchNorm and nothing else; where a BatchNorm has
-            no gamma and eps is not negligible; where precision does not suffice.
+        UnsupportedError: With batch statistics; if no layer feeds a BatchNorm and nothing else; if a BatchNorm has no
+            gamma and eps is not negligible; if the precision is too low.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1, eps=3.0))
@@ -164,8 +164,8 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
     c = _positive("factor", factor, risk.dtype)
     if risk.mode == "train":
         raise UnsupportedError(
-            "with mode='train' BatchNorm takes the statistics of each batch: the scale before it drops out but for "
-            "eps, which nothing can make up for exactly; use mode='eval'"
+            "with mode='train' BatchNorm uses the statistics of each batch: the scale before it cancels except for "
+            "eps, which nothing can compensate exactly; use mode='eval'"
         )
     solution = _absorbed(risk, layer)
     state = risk.state()
@@ -177,8 +177,8 @@ def rescale_batchnorm(risk: Risk, factor: float, layer: str | None = None) -> Ri
             moved[norm.weight] = (state[norm.weight].double() * excess).to(risk.dtype)
         elif float((excess - 1).abs().max()) > _tolerance(risk.dtype):
             raise UnsupportedError(
-                f"{norm.mean.rpartition('.')[0]} has no gamma to make up for eps = {norm.eps:g}, not small beside its "
-                "running variances; use BatchNorm with affine=True"
+                f"{norm.mean.rpartition('.')[0]} has no gamma to compensate eps = {norm.eps:g}, which is not "
+                "small compared with its running variances; use BatchNorm with affine=True"
             )
     return _checked(risk, moved, 1.0, f"rescaling before BatchNorm by {factor:g}")
 
@@ -190,7 +190,7 @@ def _excess(var: Tensor, c: float, eps: float) -> Tensor:
 
 
 def _absorbed(risk: Risk, layer: str | None) -> Solution:
-    """The layer before a BatchNorm, and every norm that takes up its scale."""
+    """The layer before a BatchNorm, and every norm that absorbs its scale."""
     tape = trace(risk)
     reasons: dict[str, str] = {}
     for weight in tape.weights:
@@ -214,16 +214,16 @@ def _absorbed(risk: Risk, layer: str | None) -> Solution:
 
 
 def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -> Risk:
-    """Hidden units of a layer in another order: its rows, what acts on each unit, and the columns that read them.
+    """Puts the hidden units of a layer into another order: its rows, and everything that acts on or reads these units.
 
-    The parameters and running statistics of a BatchNorm in between go along, and all pixels of a channel where a
-    linear layer reads a flattened picture. Every activation that acts unit by unit will do. A measure that a
-    permutation moves depends on the order of the weights in memory.
+    This includes the parameters and running statistics of a BatchNorm in between, and all pixels of a channel if a
+    linear layer reads a flattened image. Any activation that acts unit by unit is allowed. A measure that changes under
+    a permutation depends on the order of the weights in memory.
 
     Args:
         risk: At the weights to start from.
-        seed: Names the permutation; it is never the identity.
-        joint: One of `joints(risk)`, its index, or the name of the layer whose units are meant; by default the first
+        seed: Seed of the permutation, which is never the identity.
+        joint: One of `joints(risk)`, its index, or the name of the layer whose units are permuted; by default the first
             layer that has hidden units.
 
     Raises:
@@ -241,13 +241,13 @@ def permute(risk: Risk, seed: int = 0, joint: Joint | int | str | None = None) -
     for units in candidates:
         try:
             return _permuted(risk, units, seed)
-        except UnsupportedError as error:  # by the check: what is between two layers may know the order of its units
+        except UnsupportedError as error:  # code between two layers may depend on the order of units
             reasons[layer_of(units.weight)] = str(error)
     raise UnsupportedError(f"no hidden units can be permuted: {listed(reasons)}")
 
 
 def _permuted(risk: Risk, units: Units, seed: int) -> Risk:
-    """The risk with these units in an order that the seed names."""
+    """The risk with these units in an order that the seed determines."""
     order = random_permutation(units.size, ("permute", int(seed), units.weight))
     if bool((order == torch.arange(units.size)).all()):
         order = order.roll(1)
@@ -258,7 +258,7 @@ def _permuted(risk: Risk, units: Units, seed: int) -> Risk:
 
 
 def _units(risk: Risk, joint: Joint | int | str | None) -> tuple[list[Units], dict[str, str]]:
-    """The units that may be meant, and why others cannot; those of the layer before a normalisation that is named."""
+    """The candidate units, and why other layers have none; for a named normalisation, those of the layer before it."""
     tape = trace(risk)
     name = None if joint is None else joint if isinstance(joint, str) else pick(risk, joint).first
     named = [weight for weight in tape.weights if layer_of(weight.name) == name]
@@ -283,20 +283,20 @@ def _units(risk: Risk, joint: Joint | int | str | None) -> tuple[list[Units], di
 
 
 def _positive(name: str, value: float, dtype: torch.dtype) -> float:
-    """A factor, once it is known to be one that curvature survives: blocks of it go with the square."""
+    """A checked factor: blocks of the curvature scale with its square, which must not overflow."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number larger than 0, got {value!r}")
     most = math.sqrt(torch.finfo(dtype).max * torch.finfo(dtype).eps)
     if not 1 / most <= value <= most:
         raise UnsupportedError(
-            f"{name} = {value:g}: curvature goes with its square, which leaves the range of {dtype}; take a factor "
+            f"{name} = {value:g}: curvature scales with its square, which leaves the range of {dtype}; take a factor "
             f"between {1 / most:.1g} and {most:.1g}, or dtype=torch.float64"
         )
     return float(value)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """What round-off may do to an output, relative to the largest: thousands of operations, each rounded once."""
+    """Largest effect of round-off on an output, relative to the largest: thousands of operations, each rounded once."""
     return min(2**12 * torch.finfo(dtype).eps, 0.05)
 
 
@@ -304,14 +304,14 @@ def _times(risk: Risk, factors: Mapping[str, float]) -> Params:
     """Tensors by name, each times a number.
 
     Raises:
-        UnsupportedError: If the precision of the risk does not hold the result.
+        UnsupportedError: If the result leaves the range of the risk's precision.
     """
     state, limits = risk.state(), torch.finfo(risk.dtype)
     moved: Params = {}
     for name, factor in factors.items():
         before = float(state[name].abs().max()) if state[name].numel() else 0.0
         after = before * factor
-        # below `tiny` digits are lost one by one
+        # below `tiny`, digits are lost
         if before and not limits.tiny / limits.eps <= after <= limits.max * limits.eps:
             raise UnsupportedError(
                 f"{name} times {factor:.3g} would leave the range of {risk.dtype}: its largest entry would be "
@@ -322,7 +322,7 @@ def _times(risk: Risk, factors: Mapping[str, float]) -> Params:
 
 
 def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
-    """The risk at the new tensors, once its outputs on the first batch are known to be `scale` times those before.
+    """The risk at the new tensors, after a check that its outputs on the first batch are `scale` times those before.
 
     Raises:
         UnsupportedError: If they are not.
@@ -338,7 +338,7 @@ def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
         raise UnsupportedError(
             f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {risk.dtype} is too coarse for it "
             f"(take a factor nearer to 1{finer}), or the network depends on these weights in a way that its trace does "
-            "not show, as by compiled code, masks or another layout of its units"
+            "not show, for example through compiled code, masks or another layout of its units"
         )
     return after
 
@@ -348,7 +348,7 @@ def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
 
 @dataclass(frozen=True)
 class Transform:
-    """A transform as the audit reads it: `transform(risk, strength)` gives the risk elsewhere.
+    """A transform as the audit uses it: `transform(risk, strength)` returns the risk at other weights.
 
     Example:
         >>> TRANSFORMS["scale_output"].keeps
@@ -360,7 +360,7 @@ class Transform:
     text: str
 
     def __call__(self, risk: Risk, strength: float) -> Risk:
-        """The risk at other weights; the strength is a factor, for a permutation its seed."""
+        """The risk at other weights; the strength is a factor, or the seed of a permutation."""
         return self.function(risk, strength)
 
 

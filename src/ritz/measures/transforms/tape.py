@@ -1,8 +1,8 @@
-"""The rules by which a network scales, read off the operations that it runs.
+"""The rules by which a network scales, derived from the operations that it runs.
 
-A forward pass is traced below autograd, so that module classes, functional calls and forward functions of any make are
-all the same. Each operation is written as a `Form`, a sum of products of powers of its arguments; what is on no list is
-taken to be curved. Values belong to storages: views and writes in place are seen.
+A forward pass is traced below autograd, so module classes, functional calls and custom forward functions are treated
+alike. Each operation is written as a `Form`, a sum of products of powers of its arguments; an operation on no list is
+taken to be curved. Values belong to storages, so views and in-place writes are followed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,14 +56,14 @@ class Form:
     """
 
     terms: tuple[tuple[tuple[Any, Exponent], ...], ...]
-    fixed: tuple[Any, ...] = ()  # arguments in which it is no such sum
+    fixed: tuple[Any, ...] = ()  # arguments in which it is not such a sum
     axes: Mapping[int, Axes] | None = None  # of each factor of the first term, where features are contracted
     groups: int = 1
     stats: tuple[Any, ...] | None = None  # (mean, variance, eps) of a BatchNorm of the first fixed argument
 
     @classmethod
     def sum(cls, *terms: Any) -> "Form":
-        """One term for each argument; None is no argument."""
+        """One term for each argument; None arguments are skipped."""
         return cls(tuple(((x, 1),) for x in terms if x is not None))
 
 
@@ -79,13 +79,13 @@ class _Tracer(TorchDispatchMode):
         self.names = dict(enumerate(own, start=ZERO + 1))
         self._state = state
         self._named = {_key(tensor): name for name, tensor in state.items()}
-        self._kept: list[Any] = []  # a storage that is freed would give its address to another
+        self._kept: list[Any] = []  # the address of a freed storage would be used again
         self._held: dict[int, int] = {}
         for value, name in self.names.items():
             self._write(state[name], value)
 
     def value(self, x: Any) -> int:
-        """What a tensor or number holds; a number that is 0 or infinite is so at every scale."""
+        """The value of a tensor or number; 0 and infinity stay the same at every scale."""
         if isinstance(x, Tensor):
             held = self._held.get(_key(x)) if _carries(x) else None
             if held is not None or x.ndim:
@@ -108,7 +108,7 @@ class _Tracer(TorchDispatchMode):
             form = _curved(values)
         value = self._record(name, form)
         for x in floats:
-            if func._schema.is_mutable and not _covers_its_storage(x):  # what else is there stays beside
+            if func._schema.is_mutable and not _covers_its_storage(x):  # the rest of the storage stays
                 held = self._held.get(_key(x), CONST)
                 self._write(x, self._combine("a write in place", [((held, 1),), ((value, 1),)]))
             else:
@@ -121,7 +121,7 @@ class _Tracer(TorchDispatchMode):
             self._held[_key(x)] = value
 
     def _record(self, op: str, form: Form) -> int:
-        """The value that an operation gives."""
+        """The value of an operation's result."""
         terms = [tuple((self.value(x), power) for x, power in term) for term in form.terms]
         fixed = tuple(value for x in form.fixed if (value := self.value(x)) > ZERO)
         return self._combine(op, terms, fixed, tuple(self._weights(form)), self._norm(form))
@@ -134,7 +134,7 @@ class _Tracer(TorchDispatchMode):
         weights: tuple[Weight, ...] = (),
         norm: Norm | None = None,
     ) -> int:
-        """The value of a sum of products: one that is there already where nothing is to be said, else a new step."""
+        """The value of a sum of products: an existing one if nothing changes its degree, else that of a new step."""
         live = [term for term in terms if not any(value == ZERO and power > 0 for value, power in term)]
         distinct = tuple(dict.fromkeys(tuple((v, power) for v, power in term if v > ZERO and power) for term in live))
         if not fixed and not weights and len(distinct) < 2:
@@ -149,7 +149,7 @@ class _Tracer(TorchDispatchMode):
         return out
 
     def _weights(self, form: Form) -> Iterator[Weight]:
-        """The parameters that multiply; one times a constant, entry by entry, is that parameter still."""
+        """The parameters that multiply; a parameter times a constant, entry by entry, counts as that parameter."""
         term = form.terms[0] if form.terms else ()
         live = [x for x, power in term if power and self.value(x) > ZERO]
         if any(self.value(x) == ZERO for x, _ in term) or (form.axes is None and len(live) < 2):
@@ -162,7 +162,7 @@ class _Tracer(TorchDispatchMode):
                 yield Weight(name, axis(into), axis(out), form.groups)
 
     def _norm(self, form: Form) -> Norm | None:
-        """BatchNorm, where its statistics are buffers of the model."""
+        """BatchNorm, if its statistics are buffers of the model."""
         if form.stats is None:
             return None
         mean, var = self._name(form.stats[0]), self._name(form.stats[1])
@@ -181,7 +181,7 @@ def _key(x: Tensor) -> int:
 
 
 def _carries(x: Tensor) -> bool:
-    """Masks and indices are the same at every scale, or the operation that made them has a rule against it."""
+    """Whether a tensor carries a scale: masks and indices do not, or the operation that made them was refused."""
     return x.is_floating_point() or x.is_complex()
 
 
@@ -190,7 +190,7 @@ def _covers_its_storage(x: Tensor) -> bool:
 
 
 def _axis_finder(view: Tensor, param: Tensor) -> Callable[[int | None], int | None]:
-    """From a dimension of a view of a parameter to that of the parameter, by size and stride; None where it is none."""
+    """Maps a dimension of a view to that of the parameter, by size and stride; None if there is none."""
     own = list(zip(param.shape, param.stride(), strict=True))
 
     def find(dim: int | None) -> int | None:

@@ -1,7 +1,7 @@
-"""Hidden units, and along which axes of which tensors they lie: what has to be permuted together.
+"""Hidden units, and the axes of all tensors along which they lie, which must be permuted together.
 
-The outputs of a layer are followed through the steps of a tape to the weights that read them. On the way lie biases,
-the parameters and statistics of normalisations, slopes of PReLU: each has one axis with an entry for every unit.
+The outputs of a layer are followed through the steps of a tape to the weights that read them. In between are biases,
+the parameters and statistics of normalisations and slopes of PReLU: each has one axis with an entry for every unit.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .degrees import Conflict, Step, Tape, Weight
 
 @dataclass(frozen=True)
 class Units:
-    """The units that a weight makes. An axis may hold k entries for each unit in turn, as after flattening k pixels.
+    """The units that a weight produces. An axis may hold k entries for each unit, as after flattening k pixels.
 
     Example:
         >>> units = Units("conv", 2, {"conv": 0, "fc": 1})
@@ -36,7 +36,7 @@ class Units:
 
 
 def units_of(tape: Tape, weight: Weight) -> Units:
-    """The units that a weight makes, followed to the weights that read them.
+    """The units that a weight produces, followed to the weights that read them.
 
     Raises:
         Conflict: If they are not hidden units that can be permuted.
@@ -95,7 +95,7 @@ class _Walk:
         self._settle(reader.name, reader.into)
 
     def _beside(self, step: Step) -> None:
-        """What acts unit by unit: biases, normalisations, slopes."""
+        """Tensors that act unit by unit: biases, normalisations, slopes."""
         names = {self.tape.names[value] for value in step.reads if value in self.tape.names} - {self.weight}
         others = {value for value in step.reads if value not in self.tape.names} - self.open
         if others and self.weight not in {weight.name for weight in step.weights}:

@@ -57,9 +57,11 @@ class Writer(TorchDispatchMode):
         value = self._values.get(id(x))
         if value is None:
             if x.untyped_storage()._cdata in self._sharing:
-                raise Untaped("a tensor shares its memory with one that depends on the parameters, on a hidden way")
+                raise Untaped("a tensor shares its memory with one that depends on the parameters, in a hidden way")
         elif value.stale:
-            raise Untaped("a tensor is read whose memory was written to by another name, or the statistics of a norm")
+            raise Untaped(
+                "a tensor is read whose memory was written to under another name, or by the statistics of a norm"
+            )
         return value
 
     def check(self) -> None:
