@@ -49,11 +49,14 @@ class Collector:
         units: The blocks.
         sharing: How positions that share a weight are treated.
         most: A factor with more rows than this is diagonal.
+        surely: Refuse rows that mix samples, as the nodes of a graph, where those of each sample are needed; else they
+            are taken for the samples' own as long as their number allows it.
     """
 
     units: Mapping[str, Unit]
     sharing: Sharing = "expand"
     most: int = 10_000
+    surely: bool = True
 
     def __post_init__(self) -> None:
         if self.sharing not in get_args(Sharing):
@@ -150,9 +153,12 @@ class Collector:
         """Each block with the calls of its module, samples first where it matters what belongs to one sample."""
         for unit in self.units.values():
             calls = [capture for capture in captures if capture.name == unit.module]
-            layer = unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled)
-            if calls and (layer or unit.kind == "diagonal") and isinstance(calls[0].module, nn.Linear | nn.LayerNorm):
-                calls = [call.samples_first(size) for call in calls]
+            if unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled):
+                calls = [call.samples_first(size, self.surely) for call in calls]
+                if self.surely:
+                    _refuse_mixed(calls, size)
+            elif unit.kind == "diagonal":
+                calls = [call.samples_first(size, surely=False) for call in calls]
             if calls:
                 yield unit, calls
 
@@ -176,7 +182,7 @@ class Collector:
 
     def _samples(self, calls: list[Capture], size: int) -> int:
         """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
-        mixed = any(_num_rows(call) % size or not call.apart for call in calls)
+        mixed = any(_num_rows(call) % size for call in calls)
         return 1 if mixed and self.sharing == "expand" else size
 
     def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -222,14 +228,20 @@ def _num_places(call: Capture) -> int:
     return places.numel()
 
 
+def _refuse_mixed(calls: Sequence[Capture], size: int) -> None:
+    """Refuse rows that are not those of the samples."""
+    for call in calls:
+        if not call.apart:
+            raise UnsupportedError(
+                f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold "
+                "them in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with "
+                "'expand' does not"
+            )
+
+
 def _by_sample(call: Capture, size: int) -> Tensor:
     """The input of a call as (size, k, ...)."""
     x = call.input.detach()
-    if size > 1 and not call.apart:
-        raise UnsupportedError(
-            f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold them "
-            "in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with 'expand' does not"
-        )
     if isinstance(call.module, nn.Linear):
         x = x.reshape(-1, x.shape[-1])
     elif x.ndim != len(call.module.kernel_size) + 2:  # type: ignore[arg-type]
