@@ -63,9 +63,9 @@ def normalises_weights(model: nn.Module) -> str | None:
         >>> normalises_weights(torch.nn.Sequential(torch.nn.Tanh(), layer)), normalises_weights(torch.nn.Tanh())
         ('1', None)
     """
+    found: list[str] = []
     for name, module in model.named_modules():
-        steps = [*module.parametrizations.values()] if parametrize.is_parametrized(module) else []
         by_hook = any(isinstance(hook, _OldHook) for hook in module._forward_pre_hooks.values())
-        if by_hook or any(isinstance(step, _WeightNorm) for steps_of in steps for step in steps_of):
-            return name
-    return None
+        parts = module.parametrizations.modules() if parametrize.is_parametrized(module) else ()
+        found += [name] if by_hook or any(isinstance(part, _WeightNorm) for part in parts) else []
+    return next(iter(found), None)

@@ -1436,6 +1436,40 @@ def test_a_layer_called_once_for_all_samples_has_the_factors_of_one_called_for_e
     assert float(((found.mean(0) - truth.mean(0)) / error).abs().max()) < 5
 
 
+class Queries(nn.Module):
+    """Some rows are normalised and go through a layer once for all samples."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.rows, self.norm, self.layer = draw(*shape, 4, seed=4), nn.LayerNorm(4), nn.Linear(4, 4)
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.layer(torch.tanh(self.norm(self.rows))).reshape(-1, 4)
+        return self.last(torch.tanh(self.first(x)) * rows.tanh().mean(0))
+
+
+@pytest.mark.parametrize("way", ["optimiser", "operator"])
+@pytest.mark.parametrize("shape", [(), (2,), (2 * N,)], ids=["a vector", "fewer than samples", "more than samples"])
+def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average(shape, way):
+    model = seeded(lambda: Queries(*shape))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS))
+    parts = ("norm.weight", "norm.bias") if way == "operator" else ("norm.weight", "norm.bias", "layer")
+
+    def traces(seed: int) -> list[float]:
+        if way == "operator":
+            found = KFACOperator(risk, seed=seed).trace().parts
+            return [found[part].value for part in parts]
+        opt = KFAC(model, 0.0, 1.0, fisher="type2", ekfac=True, factor_every=1, stat_decay=0.0, seed=seed)
+        train(model, opt, 2)
+        return [float(opt.eigenvalues()[part].sum()) for part in parts]
+
+    found, diagonal = torch.tensor([traces(seed) for seed in range(40)]), ritz.GGN(risk).dense().diagonal()
+    slices = [[own for name, own in risk.space.slices.items() if name.startswith(part)] for part in parts]
+    truth = torch.stack([sum(diagonal[own].sum() for own in of_part) for of_part in slices])
+    assert float(((found.mean(0) - truth) / found.std(0) * 40**0.5).abs().max()) < 4
+
+
 def test_recomputed_activations_update_the_statistics_of_a_normalisation_no_more_often_than_without_kfac():
     class Recomputed(nn.Module):
         def __init__(self) -> None:

@@ -163,8 +163,9 @@ class KFACOperator(Operator):
 
     Which rows of a layer belong to which sample matters to EKFAC, "reduce" and normalisations: side by side, second in
     the input (steps before samples) or in turn (two views of every sample in one batch). It is seen by one backward
-    pass more for each batch; normalisations do without where the shape tells. Rows that mix samples, as the nodes of a
-    graph, are refused by the first two, and a LayerNorm takes each of them for a sample. BatchNorm in training mode
+    pass more for each batch. Rows that mix samples, as the nodes of a graph, or belong to all of them, as queries that
+    are learned, are refused by the first two; the diagonal of a LayerNorm is right on average over `seed` there.
+    BatchNorm in training mode
     mixes all samples, so that no row has a gradient of one sample alone: whatever flows back to a row counts as that of
     the row's own sample (see `convention`).
 
@@ -176,7 +177,7 @@ class KFACOperator(Operator):
             are the diagonal of the matrix there (George et al. 2018) and the best choice in Frobenius norm for those
             eigenvectors. If a factor has repeated eigenvalues (with "reduce", fewer samples than rows), any basis of
             their space is an eigenbasis, and EKFAC's result there depends on the choice; the rest and the trace do not.
-            For "empirical", the items of one sample, such as its tokens, count as one.
+            For "empirical", the items of one sample, such as its tokens, count as one. Embeddings keep d_G d_A'.
         sharing: "expand" or "reduce", for weights that act at several positions; embeddings are always expanded, which
             makes their input factor diagonal.
         num_samples, seed: Number and seed of the drawn labels, for "mc".

@@ -49,8 +49,9 @@ class Collector:
         units: The blocks.
         sharing: How positions that share a weight are treated.
         most: A factor with more rows than this is diagonal.
-        surely: Refuse rows that mix samples, as the nodes of a graph, where those of each sample are needed; else they
-            are taken for the samples' own as long as their number allows it.
+        surely: Refuse rows that mix samples, as the nodes of a graph, where those of each sample are needed. Else those
+            of as many as there are samples are taken for the samples' own, and others count together as those of one,
+            which is right on average over the signs of cotangents.
     """
 
     units: Mapping[str, Unit]
@@ -140,10 +141,11 @@ class Collector:
                 shared = shared.flatten(0, 1)  # (r b, groups, t, outputs)
                 _add(found, f"{unit.name}|grad", self._moment(shared, unit.outputs))
                 if bases is not None and unit.name in bases:
+                    samples = size if self.surely else self._samples(calls, size)
                     for call in calls:
-                        _by_sample(call, size)  # refuses rows that belong to no sample
-                    g = _joined([_gradients(unit, call, size) for call in calls], dim=3)
-                    for some, a in self._rows(unit, calls, size):
+                        _by_sample(call, samples)  # refuses rows that belong to no sample
+                    g = _joined([_gradients(unit, call, samples) for call in calls], dim=3)
+                    for some, a in self._rows(unit, calls, samples):
                         _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))
         return found
 
@@ -158,7 +160,7 @@ class Collector:
                 if self.surely:
                     _refuse_mixed(calls, size)
             elif unit.kind == "diagonal":
-                calls = [call.samples_first(size, surely=False) for call in calls]
+                calls = [call.samples_first(size, self.surely and _is_of_rows(call)) for call in calls]
             if calls:
                 yield unit, calls
 
@@ -182,7 +184,7 @@ class Collector:
 
     def _samples(self, calls: list[Capture], size: int) -> int:
         """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
-        mixed = any(_num_rows(call) % size for call in calls)
+        mixed = any(_num_rows(call) % size or not call.apart for call in calls)
         return 1 if mixed and self.sharing == "expand" else size
 
     def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -226,6 +228,11 @@ def _num_places(call: Capture) -> int:
     """Positions, of all samples together."""
     places = call.grad.shape[1:-1] if isinstance(call.module, nn.Linear) else call.grad[:, :, 0].shape[1:]
     return places.numel()
+
+
+def _is_of_rows(call: Capture) -> bool:
+    """Whether a normalisation takes what is not of samples: as many rows as there are samples may be of all of them."""
+    return isinstance(call.module, nn.LayerNorm)
 
 
 def _refuse_mixed(calls: Sequence[Capture], size: int) -> None:
@@ -305,22 +312,21 @@ def _tokens(call: Capture) -> tuple[Tensor, Tensor]:
 
 
 def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
-    """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias."""
+    """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias.
+
+    Rows that are of no sample, or of all, count together as one (r, 1, *shape): signs of the cotangents part samples.
+    """
     dtype, norm = _precise(call.grad), call.module
     x, g = call.input.detach().to(dtype), call.grad.to(dtype)
     if isinstance(norm, nn.LayerNorm):
-        if not call.apart:  # each row by itself
-            last = len(norm.normalized_shape)
-            x, g = x.flatten(0, -last - 1), g.flatten(1, -last - 1)
-        keep = range(x.ndim - len(norm.normalized_shape), x.ndim)
         normalised = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        g = g * normalised if own == "weight" else g
+        g = g.reshape(len(g), -1, *norm.normalized_shape)
     else:
-        keep = range(1, 2)
-        normalised = _standardised(call, x)
-    g = g * normalised if own == "weight" else g
-    places = [dim + 1 for dim in range(1, x.ndim) if dim not in keep]
-    g = g.sum(places) if places else g
-    by_sample: Tensor = g.unflatten(1, (size if call.apart and len(x) % size == 0 else len(x), -1)).sum(2)
+        g = g * _standardised(call, x) if own == "weight" else g
+        g = g.flatten(3).sum(3) if g.ndim > 3 else g
+    samples = size if call.apart and g.shape[1] % size == 0 else 1
+    by_sample: Tensor = g.unflatten(1, (samples, -1)).sum(2)
     return by_sample
 
 
