@@ -168,6 +168,55 @@ def test_a_wrong_forward_derivative_is_seen_in_a_large_network_in_float32():
     assert cases.relative(G.rows(v.float()).double(), exact.rows(v)) < 1e-5
 
 
+class Implicit(nn.Module):
+    """A fixed point z = tanh(W z + a(x)); a hook solves for its gradient, and is a constant to a second derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.w, self.head = nn.Linear(4, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+        nn.init.eye_(self.w.weight).data.mul_(0.4)
+
+    def step(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.w(z) + self.a(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.zeros(len(x), 3)
+        with torch.no_grad():
+            for _ in range(60):
+                z = self.step(z, x)
+        z = self.step(z, x)
+        if z.requires_grad:
+            start = z.detach().clone().requires_grad_()
+            again = self.step(start, x)
+
+            def solved(grad: Tensor) -> Tensor:
+                found = grad
+                for _ in range(60):
+                    found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + grad
+                return found
+
+            z.register_hook(solved)
+        return self.head(z)
+
+
+class Unrolled(Implicit):
+    """The same by sixty steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.zeros(len(x), 3)
+        for _ in range(60):
+            z = self.step(z, x)
+        return self.head(z)
+
+
+def test_a_backward_pass_that_hides_what_it_depends_on_gives_no_products_and_an_exact_diagonal():
+    implicit, truth = ritz.GGN(problem(built(Implicit)).risk()), ritz.GGN(problem(built(Unrolled)).risk())
+    with pytest.raises(ritz.errors.UnsupportedError, match=r"a hook changes gradients.*method='exact'"):
+        implicit.dense()
+    found = ritz.diagonal(implicit, method="exact")
+    assert torch.allclose(found.value, truth.dense().diagonal())
+
+
 def test_vectors_with_zeros_do_not_settle_whether_forward_mode_is_right():
     given = problem(built(Product))
     G = ritz.GGN(given.risk())

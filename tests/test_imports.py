@@ -60,6 +60,7 @@ ALLOWED = {
     "sharded": "errors memory comm batches space",
     "weights": "errors sameness sharded",
     "weight_norms": "",
+    "normalisations": "",
     "modes": "errors space batches weight_norms weights",
     "diagnoses": "errors memory reducers batches",
     "soundness": "errors memory reducers batches diagnoses modes",
@@ -80,7 +81,7 @@ ALLOWED = {
     "doctor": "errors memory storage tables reducers batches risk linearity operators estimators measures",
     "landscape": f"{RESULTS} tables comm reducers space plan losses batches weights risk operators krylov estimators",
     "optim": f"{RESULTS} loggers comm reducers space switches sameness replay convolutions plan losses captures "
-    "batches sharded modes risk operators krylov estimators rmt",
+    "batches sharded weight_norms normalisations modes risk operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} pickled provenance nonfinite reading schema files locks tables loggers models modes reducers "
     "switches space workers plan losses batches risk operators krylov estimators rmt measures landscape optim",

@@ -1,12 +1,17 @@
-"""One forward pass, recorded layer by layer: what went into each layer, and the gradients of what came out."""
+"""One forward pass, recorded layer by layer: what went into each layer, and the gradients of what came out.
+
+Which rows of a layer belong to which sample is seen in gradients: outputs of half of the samples have none in rows of
+the others. That is one backward pass more, for all layers; a caller that can do without certainty is spared it where
+the number of rows leaves one answer, as long as samples do not mix.
+"""
 
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +19,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from .errors import UnsupportedError
-from .space import random_uniform
+from .space import random_permutation, random_uniform
+
+Place = Literal["first", "in turn", "second"]
 
 
-def _first(size: int) -> int:
-    return 0
-
-
-def _second(size: int) -> int:
-    return 1
+def _first(size: int, surely: bool) -> Place:
+    return "first"
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,32 @@ class Capture:
     grad: Tensor  # (r, *output.shape), one for each of r cotangents
     params: Mapping[str, str]  # the module's own chosen parameters: attribute -> parameter name
     buffers: Mapping[str, Tensor]  # as they were in the call
-    samples: Callable[[int], int] = _first  # given their number, which dimension of the input they are in
+    place: Callable[[int, bool], Place | None] = _first  # of the samples, given their number; see `samples_first`
     apart: bool = True  # whether its rows are those of the samples, in their order, as far as was looked
 
-    def samples_first(self, size: int) -> "Capture":
-        """With the samples in the first dimension: torch's transformers and recurrent networks have time there."""
-        if self.samples(size) == 0:
-            return self
-        return replace(self, input=self.input.transpose(0, 1), grad=self.grad.transpose(1, 2), samples=_first)
+    def samples_first(self, size: int, surely: bool = True) -> "Capture":
+        """With the rows of each of `size` samples side by side in the first dimension, in the order of the samples.
+
+        Args:
+            size: Samples.
+            surely: Look also where their number tells whose the rows are unless they mix samples, as a graph's nodes.
+
+        Returns:
+            The capture, which says `apart=False` if its rows are those of no sample.
+        """
+        place = self.place(size, surely)
+        if place == "second":
+            return replace(self, input=self.input.transpose(0, 1), grad=self.grad.transpose(1, 2), place=_first)
+        if place == "in turn":
+            x, grad = _side_by_side(self.input, size, 0), _side_by_side(self.grad, size, 1)
+            return replace(self, input=x, grad=grad, place=_first)
+        return replace(self, apart=place is not None)
+
+
+def _side_by_side(x: Tensor, size: int, dim: int) -> Tensor:
+    """Rows of samples in turn, (k size, ...) at dimension `dim`, as (size k, ...)."""
+    turned: Tensor = x.unflatten(dim, (-1, size)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+    return turned
 
 
 # -------------------------------------------------------------------------------------- who owns what
@@ -69,38 +90,60 @@ def owners(model: nn.Module, names: tuple[str, ...]) -> dict[str, dict[str, str]
 _BY_ROWS = nn.Linear | nn.LayerNorm | nn.Embedding  # samples may be in any dimension but the last of what they give
 
 
-def half(out: Tensor, asked: Tensor) -> Tensor:
-    """One cotangent on the samples that are `asked` (size,) alone, without zeros in it: (1, *out.shape)."""
-    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
-    return (noise * asked.reshape(-1, *[1] * (out.ndim - 1)))[None]
+def places_of_samples(module: nn.Module, grad: Tensor, asked: Tensor) -> list[Place]:
+    """Where a layer's output (*shape) may have the samples, if no other rows have a gradient than those asked for.
 
-
-def sample_dim(capture: Capture, asked: Tensor) -> int | None:
-    """Which dimension of a layer's output has the samples, or a whole number of rows of each; None if neither of two.
+        first     a whole number of rows of each sample, side by side
+        in turn   a row of every sample, and again, as of two views in one batch
+        second    in the second dimension, as of steps before samples
 
     Args:
-        capture: With the gradient for `half`: that of a sample that was not asked for must be zero in its own rows.
-        asked: Which samples were, (size,) bool.
+        module: The layer.
+        grad: Of outputs of some samples.
+        asked: Which these are, (size,) bool.
 
     Example:
-        >>> x, grad = torch.ones(3, 2, 1), torch.tensor([0.0, 1.0]).expand(1, 3, 2)[..., None]
-        >>> sample_dim(Capture("", torch.nn.Linear(1, 1), x, grad, {}, {}), torch.tensor([False, True]))  # time first
-        1
+        >>> layer, asked = torch.nn.Linear(1, 1), torch.tensor([True, False])
+        >>> [places_of_samples(layer, torch.tensor(rows)[:, None], asked) for rows in ([1, 0, 1, 0], [1, 1, 0, 0])]
+        [['in turn'], ['first']]
     """
-    grad, size = capture.grad[0], len(asked)
-    if grad.ndim and len(grad) % size == 0 and not bool(grad.reshape(size, -1)[~asked].any()):
-        return 0
-    second = isinstance(capture.module, _BY_ROWS) and grad.ndim > 2 and grad.shape[1] == size
-    return 1 if second and not bool(grad[:, ~asked].any()) else None
+    size, touched = len(asked), grad != 0
+    by_place: dict[Place, Tensor] = {}
+    if grad.ndim and len(grad) % size == 0:
+        by_place["first"] = touched.reshape(size, -1)
+        if len(grad) > size:
+            by_place["in turn"] = touched.reshape(len(grad) // size, size, -1).transpose(0, 1)
+    if _may_be_second(module, grad, size):
+        by_place["second"] = touched.transpose(0, 1)
+    return [place for place, rows in by_place.items() if not bool(rows[~asked].any())]
 
 
-def sorted_out(captures: Sequence[Capture], dims: Sequence[int | None]) -> list[Capture]:
-    """The same calls, told in which dimension the samples are, and marked where rows are those of no sample."""
-    places = {0: _first, 1: _second}
-    return [
-        replace(capture, samples=places[dim or 0], apart=dim is not None)
-        for capture, dim in zip(captures, dims, strict=True)
-    ]
+def _place_by_shape(module: nn.Module, x: Tensor, size: int) -> Place | None:
+    """The same where the number of rows leaves one answer, if there is one; None where it does not."""
+    second, rest = _may_be_second(module, x, size), len(x) % size if x.ndim else 0
+    if second and rest:
+        return "second"
+    return "first" if not second and (rest or not x.ndim or len(x) == size) else None
+
+
+def _may_be_second(module: nn.Module, x: Tensor, size: int) -> bool:
+    features = len(getattr(module, "normalized_shape", (1,)))
+    return isinstance(module, _BY_ROWS) and x.ndim - features >= 2 and x.shape[1] == size
+
+
+@contextlib.contextmanager
+def _through_batch_norms(out: Tensor) -> Iterator[None]:
+    """Backward passes go through batch normalisations sample by sample, as if these did not mix them."""
+
+    def through(inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        return (None if inputs[0] is None else outputs[0].to(inputs[0]), *inputs[1:])
+
+    handles = [node.register_hook(through) for node in reachable(out) if "BatchNorm" in node.name()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 # ------------------------------------------------------------------------------ one recorded forward pass
@@ -128,7 +171,7 @@ class Recorder:
         modules = dict(model.named_modules())
         self.held = {name: (modules[name], own) for name, own in owners(model, names).items()}
         self.calls: list[_Call] = []
-        self._seconds: set[int] | None = None  # calls with the samples in the second dimension, once asked for
+        self._places: list[Place | None] | None = None  # of the samples in each call, once looked at
         self._handles: list[RemovableHandle] = []
         self._eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -183,34 +226,34 @@ class Recorder:
             for number, (call, grad) in enumerate(zip(self.calls, grads, strict=True))
         ]
 
-    def _place(self, out: Tensor, number: int, size: int) -> int:
-        """Which dimension of the input of a call holds the samples: the second, if it is that or none."""
-        if not self._may_be_second(self.calls[number], size):
-            return 0
-        if self.calls[number].input.shape[0] % size:
-            return 1
-        if self._seconds is None:
-            self._seconds = self._found_second(out, size)
-        return int(number in self._seconds)
+    def _place(self, out: Tensor, number: int, size: int, surely: bool) -> Place | None:
+        """Where a call has the samples; by one backward pass more, for all calls, where the shapes do not tell."""
+        call = self.calls[number]
+        told: Place | None = "first" if size == 1 else None
+        if told is None and not surely:
+            told = _place_by_shape(call.module, call.input, size)
+        if told is not None:
+            return told
+        if self._places is None:
+            self._places = self._looked(out, size)
+        return self._places[number]
 
-    @staticmethod
-    def _may_be_second(call: _Call, size: int) -> bool:
-        features = len(getattr(call.module, "normalized_shape", (1,)))
-        return size > 1 and call.input.ndim - features >= 2 and call.input.shape[1] == size
-
-    def _found_second(self, out: Tensor, size: int) -> set[int]:
-        """Where the shape does not tell, as that of T = B does not: outputs of some samples have no gradient in others.
-
-        Of two halves of the samples each is asked by itself: rows without any gradient are those of no sample.
-        """
-        asked = [n for n, call in enumerate(self.calls) if self._may_be_second(call, size)]
+    def _looked(self, out: Tensor, size: int) -> list[Place | None]:
+        """Outputs of half of the samples have no gradient in rows of the others; of the other half, where need be."""
         if len(out) % size:
-            return set()
-        half = torch.arange(len(out), device=out.device) // (len(out) // size) % 2 == 0
-        dense = torch.arange(1, out.numel() + 1, device=out.device).sin().to(out.dtype).view_as(out)
-        masks = torch.stack([half, ~half]).view(2, -1, *[1] * (out.ndim - 1))
-        grads = _pull_back(out, [self.calls[n].edge for n in asked], dense * masks)
-        return {n for n, g in zip(asked, grads, strict=True) if not _apart(g, size) and _apart(g.transpose(1, 2), size)}
+            return [None] * len(self.calls)
+        noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
+        half = random_permutation(size, ("half",), out.device) < size // 2
+        found: list[list[Place]] = [["first", "in turn", "second"] for _ in self.calls]
+        for asked in (half, ~half):
+            mask = asked.repeat_interleave(len(out) // size).reshape(-1, *[1] * (out.ndim - 1))
+            with _through_batch_norms(out):
+                grads = _pull_back(out, [call.edge for call in self.calls], (noise * mask)[None])
+            for call, grad, places in zip(self.calls, grads, found, strict=True):
+                places[:] = [place for place in places_of_samples(call.module, grad[0], asked) if place in places]
+            if all(len(places) < 2 for places in found):
+                break
+        return [places[0] if places else None for places in found]
 
 
 def _eager() -> contextlib.AbstractContextManager[Any]:
@@ -223,15 +266,6 @@ def _eager() -> contextlib.AbstractContextManager[Any]:
             stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return stance
     return contextlib.nullcontext()
-
-
-def _apart(halves: Tensor, size: int) -> bool:
-    """Whether the gradients (2, *shape) of even and of odd samples lie in rows of their own, in order."""
-    rows = halves.shape[1]
-    if rows % size:
-        return False
-    own = halves.reshape(2, size, -1).any(-1)
-    return not bool(own[0, 1::2].any() | own[1, ::2].any())
 
 
 def _pull_back(out: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor]:

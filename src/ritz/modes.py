@@ -277,21 +277,27 @@ def _plain_settings(module: nn.Module) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _no_checkpointing() -> Iterator[None]:
-    """Activations are kept where the model would have them recomputed in a backward pass.
-
-    What is recomputed would see the model's own weights, not those it was called with. Both ways of
-    torch.utils.checkpoint run straight through; other hooks on saved tensors are refused.
-    """
-    held = {name: getattr(checkpoint, name) for name in _STRAIGHT}
+    """Activations are kept where the model would have them recomputed; other hooks on saved tensors are refused."""
     try:
-        for name, straight in _STRAIGHT.items():
-            setattr(checkpoint, name, straight)
-        with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING):
+        with straight_through(), torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING):
             yield
     except RuntimeError as error:
         if _CHECKPOINTING not in str(error):
             raise
         raise UnsupportedError(_CHECKPOINTING) from error
+
+
+@contextlib.contextmanager
+def straight_through() -> Iterator[None]:
+    """Both ways of torch.utils.checkpoint keep activations, and recompute nothing in a backward pass.
+
+    What is recomputed would see the model's own weights, not those it was called with, and torch's own operations.
+    """
+    held = {name: getattr(checkpoint, name) for name in _STRAIGHT}
+    try:
+        for name, straight in _STRAIGHT.items():
+            setattr(checkpoint, name, straight)
+        yield
     finally:
         for name, own in held.items():
             setattr(checkpoint, name, own)

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 import torch.nn.utils.weight_norm
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _WeightNorm
 
 # who calls the kernel by this name: parametrizations.weight_norm, and the older hook, whose module hides behind it
 _CALLERS: tuple[Any, ...] = (torch, sys.modules["torch.nn.utils.weight_norm"])
+_OldHook = sys.modules["torch.nn.utils.weight_norm"].WeightNorm
 KERNEL = torch._weight_norm  # one operation, by which a weight is known to be normalised
 
 
@@ -50,3 +53,19 @@ def smooth_weight_norms(by: Callable[..., Tensor] = weight_norm) -> Iterator[Non
     finally:
         for caller, kernel in zip(_CALLERS, before, strict=True):
             caller._weight_norm = kernel
+
+
+def normalises_weights(model: nn.Module) -> str | None:
+    """The first module whose weight torch normalises, by a parametrization or by the older hook; None without any.
+
+    Example:
+        >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1))
+        >>> normalises_weights(torch.nn.Sequential(torch.nn.Tanh(), layer)), normalises_weights(torch.nn.Tanh())
+        ('1', None)
+    """
+    found: list[str] = []
+    for name, module in model.named_modules():
+        by_hook = any(isinstance(hook, _OldHook) for hook in module._forward_pre_hooks.values())
+        parts = module.parametrizations.modules() if parametrize.is_parametrized(module) else ()
+        found += [name] if by_hook or any(isinstance(part, _WeightNorm) for part in parts) else []
+    return next(iter(found), None)

@@ -166,3 +166,21 @@ def test_where_vectorised_gradients_are_wrong_they_are_taken_one_by_one():
         for operation in (distances, distances_written_out)
     )
     assert found == pytest.approx(wanted, rel=1e-9)
+
+
+class LastStep(nn.Module):
+    """Steps come before samples, and one of them is read: no other row of the first layer has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x.transpose(0, 1)))[0])
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_row_that_is_read_alone_is_not_taken_for_a_sample(size):
+    """With as many steps as samples, its gradient may lie in the row of a sample that was asked for."""
+    risk = Risk(randomised(LastStep()), CE, (data(size, size, 3), labels(size)))
+    torch.testing.assert_close(exact_diagonal(GGN(risk)), GGN(risk).dense().diagonal())

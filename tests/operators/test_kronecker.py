@@ -610,3 +610,63 @@ def test_a_graph_of_many_nodes_is_not_cut_to_see_whether_the_model_is_the_same()
     rows = torch.cat([X, torch.ones(12, 1).to(X)], dim=1)
     torch.testing.assert_close(factors["0"][1][0], rows.T @ rows / 12)
     assert bool(ritz.KFACOperator(risk).dense().isfinite().all())
+
+
+class Views(nn.Module):
+    """Two views of every sample go through one encoder as one batch, one view after the other or side by side."""
+
+    def __init__(self, in_turn: bool, norm: nn.Module) -> None:
+        super().__init__()
+        self.in_turn = in_turn
+        self.encoder = nn.Sequential(
+            nn.Conv1d(1, 3, 2), norm, nn.Tanh(), nn.Flatten(), nn.Linear(6, 4), nn.LayerNorm(4)
+        )
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, one: Tensor, two: Tensor) -> Tensor:
+        if self.in_turn:
+            found = self.encoder(torch.cat([one, two])).unflatten(0, (2, -1)).transpose(0, 1)
+        else:
+            found = self.encoder(torch.stack([one, two], dim=1).flatten(0, 1)).unflatten(0, (-1, 2))
+        return self.last(found.tanh().flatten(1))
+
+
+def views(in_turn: bool, norm: type[nn.Module] = nn.BatchNorm1d, mode: str = "eval") -> ritz.Risk:
+    model = seeded(lambda: Views(in_turn, nn.BatchNorm1d(3) if norm is nn.BatchNorm1d else nn.GroupNorm(1, 3)))
+    data = (draw(5, 1, 3), draw(5, 1, 3, seed=3), LABELS[:5])
+    return ritz.Risk(model, LOSSES["ce"], data, mode=mode)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.GroupNorm])
+def test_of_two_views_in_one_batch_each_row_is_of_its_sample(norm):
+    risk = views(True, norm)
+    truth, found = ritz.GGN(risk).dense().diagonal(), ritz.KFACOperator(risk, ekfac=True)
+    for name, unit in found.units.items():
+        own = sum(float(truth[risk.space.slices[one]].sum()) for one in unit.params.values())
+        assert float(found.trace().parts[name].value) == pytest.approx(own)  # exact in any basis
+        if unit.kind == "diagonal":
+            torch.testing.assert_close(
+                found.dense().diagonal()[risk.space.slices[name]], truth[risk.space.slices[name]]
+            )
+
+
+@pytest.mark.parametrize("kind", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_batch_statistics_do_not_hide_which_rows_belong_to_a_sample(kind):
+    in_turn, side_by_side = (ritz.KFACOperator(views(way, mode="train"), **kind) for way in (True, False))
+    torch.testing.assert_close(in_turn.dense(), side_by_side.dense())
+    said = "rows as their samples' own under batch statistics"
+    assert said in in_turn.convention()
+    assert said not in ritz.KFACOperator(views(True), **kind).convention()
+
+
+def test_outputs_with_several_rows_for_each_sample_have_the_ggn_as_mean():
+    """Signs part the rows of a sample, which are items of their own to a loss that does not know of samples."""
+    net = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, CLASSES)))
+    risk = ritz.Risk(
+        net, lambda out, target: nn.functional.cross_entropy(out, target.flatten()),
+        (draw(4, 4, 2), torch.arange(16).reshape(4, 4) % CLASSES),
+        forward=lambda model, batch: model(batch[0]).flatten(0, 1),
+    )  # fmt: skip
+    traces = torch.tensor([ritz.KFACOperator(risk, ekfac=True, seed=seed).trace().value for seed in range(40)])
+    error = float(traces.std() / len(traces) ** 0.5)
+    assert float(traces.mean()) == pytest.approx(float(ritz.GGN(risk).dense().trace()), abs=4 * error)

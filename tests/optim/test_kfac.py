@@ -906,6 +906,27 @@ def test_a_weight_used_beside_its_layer_is_named_and_can_be_given_a_diagonal():
     assert losses[-1] < losses[0]
 
 
+def test_a_model_on_outputs_of_its_own_is_to_be_one_module():
+    class Again(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(self.net(x))
+
+    model, x = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))), ROWS[:, :3]
+    opt = KFAC(model, 0.1, 0.1)
+    with pytest.raises(
+        UnsupportedError, match=r"called on outputs of its own; make all.*one module, and give KFAC that"
+    ):
+        F.cross_entropy(model(model(x)), LABELS).backward()
+    del opt
+    whole = Again(model)
+    losses = train(whole, KFAC(whole, 0.1, 0.1, factor_every=1), 5, x)
+    assert losses[-1] < losses[0]
+
+
 def test_tied_weights_have_a_diagonal():
     model = seeded(lambda: nn.Sequential(nn.Embedding(3, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)))
     model[2].weight = model[0].weight
@@ -958,6 +979,42 @@ def test_a_network_with_time_in_the_first_dimension_takes_the_steps_of_one_with_
             opt.step()
         found.append(weights(model))
     assert torch.allclose(found[0], found[1], atol=1e-12)
+
+
+class Views(nn.Module):
+    """Two views of every sample go through one encoder as one batch, one view after the other or side by side."""
+
+    def __init__(self, in_turn: bool) -> None:
+        super().__init__()
+        self.in_turn, self.last = in_turn, nn.Linear(8, 3)
+        layers = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh()
+        self.encoder = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.stack([x, x.flip(1)], dim=0 if self.in_turn else 1)
+        found = self.encoder(both.flatten(0, 1)).unflatten(0, both.shape[:2])
+        return self.last(torch.cat(found.unbind(0 if self.in_turn else 1), dim=1))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_it_does_not_matter_how_two_views_lie_in_one_batch_also_under_batch_statistics(keywords):
+    found = []
+    for in_turn in (True, False):
+        model = seeded(lambda in_turn=in_turn: Views(in_turn))
+        opt = KFAC(model, 0.1, 0.1, fisher="type2", factor_every=1, inverse_every=1, **keywords)
+        train(model, opt, 3)
+        found.append(weights(model))
+    assert torch.allclose(found[0], found[1], atol=1e-10)
+
+
+def test_rows_that_mix_samples_are_taken_for_their_own_in_training():
+    """As under BatchNorm: the nodes of a graph have rows, though gradients of others come back to them too."""
+    model = seeded(mlp)
+    opt = KFAC(model, 0.1, 0.1, factor_every=1, inverse_every=1, ekfac=True)
+    edges = 1.0 * (draw(N, N, seed=1) > 0) / N
+    model.register_forward_hook(lambda module, args, out: edges @ out)
+    losses = train(model, opt, 10)
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("fisher", ["mc", "type2", "empirical"])
@@ -1044,8 +1101,7 @@ def test_what_averages_gradients_is_looked_through_and_what_calls_a_copy_is_the_
     wrapper = type(name, (nn.Module,), {"forward": forward})()
     wrapper.module = seeded(convnet)
     opt = KFAC(wrapper, 0.05, 0.1, factor_every=1)
-    averages = name in ("DistributedDataParallel", "_FabricModule")
-    assert all(block.startswith("module.") is not averages for block in opt.blocks)
+    assert not any(block.startswith("module.") for block in opt.blocks)
     F.cross_entropy(wrapper(IMAGES), LABELS).backward()
     opt.step()
     assert all(block.count for block in opt.blocks.values())
@@ -1061,6 +1117,20 @@ def test_a_compiled_model_is_given_as_it_is_called(warm):
     losses = [train(model, KFAC(model, 0.05, 0.1, factor_every=2), 5) for model in (plain, compiled)]
     assert losses[0] == losses[1]
     assert torch.equal(weights(plain), weights(inner))
+
+
+@pytest.mark.parametrize("wraps", [(True, False), (False, True)], ids=["compiled to plain", "plain to compiled"])
+def test_a_state_does_not_know_of_what_was_put_around_the_model(wraps):
+    """A run that was compiled goes on without, and the other way round, to the bit."""
+    whole, models = seeded(mlp), [seeded(mlp), seeded(mlp)]
+    train(whole, KFAC(whole, 0.05, 0.1, factor_every=2), 5)
+    called = [torch.compile(m, backend="eager") if wrap else m for m, wrap in zip(models, wraps, strict=True)]
+    first, second = (KFAC(model, 0.05, 0.1, factor_every=2) for model in called)
+    train(called[0], first, 3)
+    models[1].load_state_dict(models[0].state_dict())
+    second.load_state_dict(first.state_dict())
+    train(called[1], second, 2)
+    assert torch.equal(weights(models[1]), weights(whole))
 
 
 def test_a_model_that_is_compiled_in_place_is_refused_and_told_of_where_that_came_later():
@@ -1364,6 +1434,40 @@ def test_a_layer_called_once_for_all_samples_has_the_factors_of_one_called_for_e
     truth = torch.stack([factor(True, seed) for seed in range(30 if fisher == "mc" else 2)])  # without signs exact
     error = (found.var(0) / len(found) + truth.var(0) / len(truth)).sqrt()
     assert float(((found.mean(0) - truth.mean(0)) / error).abs().max()) < 5
+
+
+class Queries(nn.Module):
+    """Some rows are normalised and go through a layer once for all samples."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.rows, self.norm, self.layer = draw(*shape, 4, seed=4), nn.LayerNorm(4), nn.Linear(4, 4)
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.layer(torch.tanh(self.norm(self.rows))).reshape(-1, 4)
+        return self.last(torch.tanh(self.first(x)) * rows.tanh().mean(0))
+
+
+@pytest.mark.parametrize("way", ["optimiser", "operator"])
+@pytest.mark.parametrize("shape", [(), (2,), (2 * N,)], ids=["a vector", "fewer than samples", "more than samples"])
+def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average(shape, way):
+    model = seeded(lambda: Queries(*shape))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS))
+    parts = ("norm.weight", "norm.bias") if way == "operator" else ("norm.weight", "norm.bias", "layer")
+
+    def traces(seed: int) -> list[float]:
+        if way == "operator":
+            found = KFACOperator(risk, seed=seed).trace().parts
+            return [found[part].value for part in parts]
+        opt = KFAC(model, 0.0, 1.0, fisher="type2", ekfac=True, factor_every=1, stat_decay=0.0, seed=seed)
+        train(model, opt, 2)
+        return [float(opt.eigenvalues()[part].sum()) for part in parts]
+
+    found, diagonal = torch.tensor([traces(seed) for seed in range(40)]), ritz.GGN(risk).dense().diagonal()
+    slices = [[own for name, own in risk.space.slices.items() if name.startswith(part)] for part in parts]
+    truth = torch.stack([sum(diagonal[own].sum() for own in of_part) for of_part in slices])
+    assert float(((found.mean(0) - truth) / found.std(0) * 40**0.5).abs().max()) < 4
 
 
 def test_recomputed_activations_update_the_statistics_of_a_normalisation_no_more_often_than_without_kfac():

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from graphs import taped
 from scipy.linalg import hadamard
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from ritz import replay
 from ritz.errors import UnsupportedError
@@ -182,6 +184,63 @@ def test_attention_and_layernorm_have_the_derivatives_of_plain_autograd(monkeypa
     mean = sum(penalise(model, x, y) for _ in range(8)) / 8
     torch.testing.assert_close(mean, truth)
     torch.testing.assert_close(gradient(mean, model), gradient(truth, model))
+
+
+class Recomputed(nn.Module):
+    """A part of the network is recomputed in the backward pass, in torch's new way or the old."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(2, 4), nn.Linear(4, 2), reentrant
+        normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.part = nn.Sequential(nn.Tanh(), nn.LayerNorm(4, eps=0.1), normed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.part, self.first(x), use_reentrant=self.reentrant).tanh())
+
+
+def layers(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), *between, nn.Tanh(), nn.Linear(4, 2))
+
+
+# whose derivatives of some order are wrong in torch
+DIFFICULT = {
+    "LayerNorm": lambda: layers(nn.LayerNorm(4, eps=0.1)),
+    "InstanceNorm": lambda: layers(nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, eps=0.1), nn.Flatten()),
+    "BatchNorm": lambda: layers(nn.BatchNorm1d(4, eps=0.1)),
+    "weight_norm": lambda: layers(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+    "weight_norm, by a hook": lambda: layers(hooked_weight_norm(nn.Linear(4, 4))),
+    "recomputed": lambda: Recomputed(False),
+    "recomputed in the old way": lambda: Recomputed(True),
+}
+
+
+def hooked_weight_norm(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):
+        return nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize("form", ["ggn", "hessian"])
+@pytest.mark.parametrize("network", DIFFICULT)
+def test_its_gradient_is_that_of_differences_of_its_value(network, form):
+    """torch takes norms for constants: of weights in the second derivative, of activations in the third."""
+    torch.manual_seed(0)
+    model, (x, y) = DIFFICULT[network](), data()
+    penalise = TracePenalty(1.0, 1.0, form, force=True)
+    found, way = gradient(penalise(model, x, y), model), torch.randn(sum(p.numel() for p in trained(model)))
+    start, slope = nn.utils.parameters_to_vector(trained(model)).detach(), 0.0
+    for steps, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+        nn.utils.vector_to_parameters(start + 1e-4 * steps * way, trained(model))
+        penalise.calls = 0
+        slope += weight * float(penalise(model, x, y).detach()) / 12e-4
+    assert float(found @ way) == pytest.approx(slope, rel=1e-6)
+
+
+def test_outputs_of_normalised_weights_do_not_serve():
+    for network in ("weight_norm", "weight_norm, by a hook"):
+        model, (x, _) = DIFFICULT[network](), data()
+        with pytest.raises(UnsupportedError, match=r"weight of 2 is normalised.*call penalty\(model, x\)"):
+            TracePenalty(1.0).on_outputs(model(x), model)
 
 
 def test_tokens_that_are_ignored_do_not_count(monkeypatch):

@@ -8,7 +8,6 @@ gradient those of the empirical Fisher. A cotangent may touch one item (a sample
 samples do not mix.
 """
 
-import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -19,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batches import Batch, tensors_of
-from ..captures import Capture, half, sample_dim
+from ..captures import Capture
 from ..errors import UnsupportedError
 from ..layers import SampleGradients, sample_gradients, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
 from ..memory import is_shortage
 from ..risk import Params, Risk
-from ..space import random_permutation, random_uniform
+from ..space import random_uniform
 from .passes import replayed
 
 Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.shape)
@@ -94,23 +93,17 @@ class SquaredGradients(ABC):
         return run
 
     def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
-        asked = None
-        if batch.size not in self._known:
-            asked = random_permutation(batch.size, ("half",), self.risk.device) < batch.size // 2
-
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
-            return itertools.chain([] if asked is None else [half(out, asked)], cotangents(out))
+            return cotangents(out)
 
         out, recorded = self.risk.captured(params, batch, stacks)
-        if asked is not None:
-            captures = next(recorded)
-            _refuse_repeated(captures)
-            _refuse_mixed(captures, asked)
-            self._known.add(batch.size)
         total = self._all([self._unused(p, batch.size) for p in params.values()])
         for captures in recorded:
             _refuse_repeated(captures)
+            if batch.size not in self._known:
+                _refuse_mixed(captures, batch.size)
+                self._known.add(batch.size)
             gradients = {name: own for each in captures for name, own in sample_gradients(each, batch.size).items()}
             total += self._all([
                 self._of_layer(gradients[name]) if name in gradients else self._unused(p, batch.size)
@@ -251,10 +244,10 @@ def _refuse_repeated(captures: list[Capture]) -> None:
             raise UnsupportedError(f"{name} is called {calls} times")
 
 
-def _refuse_mixed(captures: list[Capture], asked: Tensor) -> None:
+def _refuse_mixed(captures: list[Capture], size: int) -> None:
     """Refuse layers whose rows are not the samples in their order."""
     for capture in captures:
-        if sample_dim(capture, asked) != 0:
+        if capture.place(size, True) != "first":
             raise UnsupportedError(f"{capture.name} does not keep the samples in order")
 
 

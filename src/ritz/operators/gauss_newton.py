@@ -43,6 +43,7 @@ class JacobianProduct(RiskOperator):
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
         self._forward_mode = True  # until an operation turns out not to have it, or to have it wrong
+        self._twice = False  # whether the backward pass was seen to be one that can be differentiated
         self._tapes = Tapes(risk)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
@@ -132,6 +133,24 @@ class JacobianProduct(RiskOperator):
             log.info("a forward derivative of torch's is wrong: %s products by reverse mode alone", self.matrix)
             self._leave_forward_mode()
 
+    def _confirm_reverse(self, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]) -> None:
+        """Refuse a backward pass that hides what it depends on, as hooks of implicit layers do: J v is made of it.
+
+        As for forward mode, v . J'u is to be |u|^2 for u = J v.
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        v = self.probes([0], seed=0)[0]
+        u = push(v)
+        squared, found = float((u * u).sum()), float((v * pull(u)).sum())
+        if abs(found - squared) > self._tolerance(_AGREE) * squared:
+            raise UnsupportedError(
+                "the backward pass of the network cannot be differentiated, as where a hook changes gradients in an "
+                f"implicit layer, and {self.matrix} products would be wrong: exact traces and diagonals "
+                "(method='exact'), ritz.KFACOperator and ritz.Hessian do without"
+            )
+        self._twice = True
+
     def _leave_forward_mode(self) -> None:
         self._forward_mode = self.risk.forward_modes[self.risk.names] = False
 
@@ -188,14 +207,20 @@ class JacobianProduct(RiskOperator):
         live = [i for i, g in enumerate(pulled) if g.requires_grad]  # the rest do not reach the outputs
         held, images = out.detach(), []
         draws = self._draws(held, batch)
-        for row in rows:
+
+        def push(row: Tensor) -> Tensor:
             v = [part.clone() for part in self.space.split(row).values()]  # complex views want numbers in pairs
-            (tangent,) = torch.autograd.grad(
-                [pulled[i] for i in live], u, [v[i] for i in live], retain_graph=True, materialize_grads=True
-            )
-            middle = loss.middle(self.kind, held, batch.data, tangent, draws)
-            back = torch.autograd.grad(out, inputs, middle, retain_graph=True, materialize_grads=True)
-            images.append(torch.cat([g.flatten() for g in back]))
+            along = [pulled[i] for i in live], u, [v[i] for i in live]
+            return torch.autograd.grad(*along, retain_graph=True, materialize_grads=True)[0]
+
+        def pull(cotangent: Tensor) -> Tensor:
+            back = torch.autograd.grad(out, inputs, cotangent, retain_graph=True, materialize_grads=True)
+            return torch.cat([g.flatten() for g in back])
+
+        if not self._twice:
+            self._confirm_reverse(push, pull)
+        for row in rows:
+            images.append(pull(loss.middle(self.kind, held, batch.data, push(row), draws)))
         return torch.stack(images), loss.weight(held, batch.data)
 
 

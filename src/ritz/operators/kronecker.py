@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batch
-from ..captures import Capture, half, sample_dim, sorted_out
 from ..errors import NumericalWarning, UnsupportedError, callers_level
 from ..memory import is_shortage
 from ..reducers import Mean
 from ..results import Estimate
 from ..risk import Params, Risk
-from ..space import random_permutation, random_signs
+from ..space import random_signs
 from .algebra import Derived
 from .base import Operator
 from .gauss_newton import Fisher
@@ -162,9 +161,13 @@ class KFACOperator(Operator):
     user is checked by its results: before each use, the outputs and the gradient of the first 8 samples are compared
     with the previous ones. A change that does not affect these is not detected.
 
-    Which rows of a layer belong to which sample, first or second in its input (steps before samples), is seen by one
-    backward pass more for each batch, where it matters: for EKFAC, "reduce" and LayerNorm. Rows that mix samples, as
-    the nodes of a graph, are refused by the first two; a LayerNorm takes each of them for a sample.
+    Which rows of a layer belong to which sample matters to EKFAC, "reduce" and normalisations: side by side, second in
+    the input (steps before samples) or in turn (two views of every sample in one batch). It is seen by one backward
+    pass more for each batch. Rows that mix samples, as the nodes of a graph, or belong to all of them, as queries that
+    are learned, are refused by the first two; the diagonal of a LayerNorm is right on average over `seed` there.
+    BatchNorm in training mode
+    mixes all samples, so that no row has a gradient of one sample alone: whatever flows back to a row counts as that of
+    the row's own sample (see `convention`).
 
     Args:
         risk: The risk; all of its parameters must belong to layers with a rule.
@@ -174,7 +177,7 @@ class KFACOperator(Operator):
             are the diagonal of the matrix there (George et al. 2018) and the best choice in Frobenius norm for those
             eigenvectors. If a factor has repeated eigenvalues (with "reduce", fewer samples than rows), any basis of
             their space is an eigenbasis, and EKFAC's result there depends on the choice; the rest and the trace do not.
-            For "empirical", the items of one sample, such as its tokens, count as one.
+            For "empirical", the items of one sample, such as its tokens, count as one. Embeddings keep d_G d_A'.
         sharing: "expand" or "reduce", for weights that act at several positions; embeddings are always expanded, which
             makes their input factor diagonal.
         num_samples, seed: Number and seed of the drawn labels, for "mc".
@@ -223,22 +226,20 @@ class KFACOperator(Operator):
                     "leave it out with params= or risk.restrict"
                 )
         self._collector = Collector(self.units, sharing, max_factor)
-        self._looks = ekfac or sharing == "reduce" or self._holds(nn.LayerNorm)  # which rows of a layer are whose
-        if risk.mode == "train" and self._holds(nn.modules.batchnorm._BatchNorm):  # every gradient mixes samples there
-            self._looks = False
         self._draws = Fisher(risk, num_samples, seed)._draws
         self._spaces = Kept[dict[str, Eigenspace]](risk, most=READ)
         self._few: Batch | None = None  # samples, for the mark
-
-    def _holds(self, kind: type[nn.Module]) -> bool:
-        return any(isinstance(module, kind) for module in self.risk.model.modules())
 
     def version(self) -> Hashable:
         return self.risk.version()
 
     def convention(self) -> str:
         drawn = f", drawn labels, seed {self.seed}" if self.fisher == "mc" else ""
-        return f"{self.matrix}, {self.fisher}{drawn}, {self._collector.sharing}, {self.risk.convention()}"
+        norms = (m for m in self.risk.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        mixed = (
+            ", rows as their samples' own under batch statistics" if self.risk.mode == "train" and any(norms) else ""
+        )
+        return f"{self.matrix}, {self.fisher}{drawn}, {self._collector.sharing}{mixed}, {self.risk.convention()}"
 
     # ------------------------------------------------------------------------------------------- factors
 
@@ -286,7 +287,7 @@ class KFACOperator(Operator):
         layout = self._collector.layout(bases)  # the same for every batch and rank, whichever layers it calls
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-            out, stacks = self._captured(params, batch)
+            out, stacks = self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
             # by all data: a batch without padding is taken as the others are, however the data is cut
             partly = self.risk.leaves_out or leaves_out(self.risk.output_loss, out, batch.data)
             found = collect(self._collector, stacks, batch.size, bases, partly)
@@ -298,17 +299,6 @@ class KFACOperator(Operator):
         stats = layout.split(self.risk.fold(sums, Mean()))
         idle = {key.removesuffix("|rows") for key, rows in stats.items() if key.endswith("|rows") and not rows}
         return {key: value for key, value in stats.items() if key.rpartition("|")[0] not in idle}
-
-    def _captured(self, params: Params, batch: Batch) -> tuple[Tensor, Iterator[list[Capture]]]:
-        """What was recorded for each stack of cotangents; samples first, where it matters which rows are whose."""
-        if not self._looks or batch.size == 1:
-            return self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
-        asked = random_permutation(batch.size, ("half",), self.device) < batch.size // 2
-        out, stacks = self.risk.captured(
-            params, batch, lambda out: itertools.chain([half(out, asked)], self._cotangents(out, batch))
-        )
-        dims = [sample_dim(capture, asked) for capture in next(stacks)]
-        return out, (sorted_out(captures, dims) for captures in stacks)
 
     def _cotangents(self, out: Tensor, batch: Batch) -> Iterable[Tensor]:
         """Stacks (r, *out.shape) whose outer products add up to the middle matrix."""

@@ -49,11 +49,15 @@ class Collector:
         units: The blocks.
         sharing: How positions that share a weight are treated.
         most: A factor with more rows than this is diagonal.
+        surely: Refuse rows that mix samples, as the nodes of a graph, where those of each sample are needed. Else those
+            of as many as there are samples are taken for the samples' own, and others count together as those of one,
+            which is right on average over the signs of cotangents.
     """
 
     units: Mapping[str, Unit]
     sharing: Sharing = "expand"
     most: int = 10_000
+    surely: bool = True
 
     def __post_init__(self) -> None:
         if self.sharing not in get_args(Sharing):
@@ -137,10 +141,11 @@ class Collector:
                 shared = shared.flatten(0, 1)  # (r b, groups, t, outputs)
                 _add(found, f"{unit.name}|grad", self._moment(shared, unit.outputs))
                 if bases is not None and unit.name in bases:
+                    samples = size if self.surely else self._samples(calls, size)
                     for call in calls:
-                        _by_sample(call, size)  # refuses rows that belong to no sample
-                    g = _joined([_gradients(unit, call, size) for call in calls], dim=3)
-                    for some, a in self._rows(unit, calls, size):
+                        _by_sample(call, samples)  # refuses rows that belong to no sample
+                    g = _joined([_gradients(unit, call, samples) for call in calls], dim=3)
+                    for some, a in self._rows(unit, calls, samples):
                         _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))
         return found
 
@@ -150,9 +155,12 @@ class Collector:
         """Each block with the calls of its module, samples first where it matters what belongs to one sample."""
         for unit in self.units.values():
             calls = [capture for capture in captures if capture.name == unit.module]
-            layer = unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled)
-            if calls and (layer or unit.kind == "diagonal") and isinstance(calls[0].module, nn.Linear | nn.LayerNorm):
-                calls = [call.samples_first(size) for call in calls]
+            if unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled):
+                calls = [call.samples_first(size, self.surely) for call in calls]
+                if self.surely:
+                    _refuse_mixed(calls, size)
+            elif unit.kind == "diagonal":
+                calls = [call.samples_first(size, self.surely and _is_of_rows(call)) for call in calls]
             if calls:
                 yield unit, calls
 
@@ -222,14 +230,25 @@ def _num_places(call: Capture) -> int:
     return places.numel()
 
 
+def _is_of_rows(call: Capture) -> bool:
+    """Whether a normalisation takes what is not of samples: as many rows as there are samples may be of all of them."""
+    return isinstance(call.module, nn.LayerNorm)
+
+
+def _refuse_mixed(calls: Sequence[Capture], size: int) -> None:
+    """Refuse rows that are not those of the samples."""
+    for call in calls:
+        if not call.apart:
+            raise UnsupportedError(
+                f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold "
+                "them in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with "
+                "'expand' does not"
+            )
+
+
 def _by_sample(call: Capture, size: int) -> Tensor:
     """The input of a call as (size, k, ...)."""
     x = call.input.detach()
-    if size > 1 and not call.apart:
-        raise UnsupportedError(
-            f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold them "
-            "in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with 'expand' does not"
-        )
     if isinstance(call.module, nn.Linear):
         x = x.reshape(-1, x.shape[-1])
     elif x.ndim != len(call.module.kernel_size) + 2:  # type: ignore[arg-type]
@@ -293,22 +312,21 @@ def _tokens(call: Capture) -> tuple[Tensor, Tensor]:
 
 
 def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
-    """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias."""
+    """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias.
+
+    Rows that are of no sample, or of all, count together as one (r, 1, *shape): signs of the cotangents part samples.
+    """
     dtype, norm = _precise(call.grad), call.module
     x, g = call.input.detach().to(dtype), call.grad.to(dtype)
     if isinstance(norm, nn.LayerNorm):
-        if not call.apart:  # each row by itself
-            last = len(norm.normalized_shape)
-            x, g = x.flatten(0, -last - 1), g.flatten(1, -last - 1)
-        keep = range(x.ndim - len(norm.normalized_shape), x.ndim)
         normalised = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        g = g * normalised if own == "weight" else g
+        g = g.reshape(len(g), -1, *norm.normalized_shape)
     else:
-        keep = range(1, 2)
-        normalised = _standardised(call, x)
-    g = g * normalised if own == "weight" else g
-    places = [dim + 1 for dim in range(1, x.ndim) if dim not in keep]
-    g = g.sum(places) if places else g
-    by_sample: Tensor = g.unflatten(1, (size if call.apart and len(x) % size == 0 else len(x), -1)).sum(2)
+        g = g * _standardised(call, x) if own == "weight" else g
+        g = g.flatten(3).sum(3) if g.ndim > 3 else g
+    samples = size if call.apart and g.shape[1] % size == 0 else 1
+    by_sample: Tensor = g.unflatten(1, (samples, -1)).sum(2)
     return by_sample
 
 

@@ -54,7 +54,8 @@ class KFAC(torch.optim.Optimizer):
     for other backward passes on a refresh step, use `pause`. If the outputs are not a tensor, or the loss has class
     weights or an ignored class, call `observe(outputs, batch)` before `backward`; show several heads as one tensor.
     Padding, items of a cross-entropy without a gradient, is not counted in the factors. Activation checkpointing must
-    use use_reentrant=False. If the model is compiled, give KFAC the result of torch.compile.
+    use use_reentrant=False. If the model is compiled, give KFAC the result of torch.compile; names of parameters and
+    blocks, and a saved state, are those of the model inside.
 
     Linear layers, convolutions (any groups, stride, padding, dilation) and embeddings have Kronecker factors, with
     weight and bias in one block. Parameters of normalisations and of all other modules use the diagonal of the Fisher
@@ -77,7 +78,9 @@ class KFAC(torch.optim.Optimizer):
         stagger: Spread the eigendecompositions of the blocks over the steps in between.
         start: "debiased" averages, or the "identity" start of the published code of seed 004, which is hidden damping.
         sharing: "expand" or "reduce", for weights that act at several positions (tokens; pixels of a convolution).
-        ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018).
+        ekfac: Eigenvalues from per-sample gradients in the eigenbasis (George et al. 2018). Where samples mix, as under
+            BatchNorm in training mode, what flows back to the rows of a sample counts as its own. For layers with
+            several rows for each sample, it may take one more backward pass to see which rows are whose.
         refresh: "eigh", or "qr": one step of orthogonal iteration from the last eigenvectors, several times cheaper.
         kl_clip: Scale steps down to at most this lr^2 v'Cv, computed as lr^2 v'g; None never scales. Use 1e-3 when
             training from a random initialisation: there the curvature may grow a thousandfold within twenty steps,
@@ -145,13 +148,14 @@ class KFAC(torch.optim.Optimizer):
         group: Group = "world",
     ) -> None:
         _check(fisher, start, refresh, factor_every, inverse_every, num_samples, stat_decay, kl_clip)
-        model, seen_loss = _trainable(model), _as_loss(loss)
+        called, seen_loss = _called(model), _as_loss(loss)
         if fisher == "mc" and isinstance(seen_loss, CallableLoss):
             raise ValueError(
                 "labels can be drawn for cross-entropy, squared error and binary cross-entropy only; for another loss "
                 "give fisher='type2' or 'empirical'"
             )
         self.world = world(group)
+        model = unwrapped(called)  # whose names do not depend on what is put around it
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._params:
             raise ValueError("the model has no parameter to train: none has requires_grad")
@@ -167,8 +171,8 @@ class KFAC(torch.optim.Optimizer):
         self.steps, self.skipped = 0, 0
         self._unseen, self._still = 0, set[str]()  # what was warned of
         self._preconditioner = Preconditioner(self.blocks, self._params)
-        collector = Collector(units, sharing, max_factor)
-        self._watcher = Watcher(model, collector, seen_loss, fisher, num_samples, loss_scale, tf32, seed, self.world)
+        collector = Collector(units, sharing, max_factor, surely=False)
+        self._watcher = Watcher(called, collector, seen_loss, fisher, num_samples, loss_scale, tf32, seed, self.world)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; only parameters of the model can be trained, since the others belong to no layer."""
@@ -429,8 +433,8 @@ def _check(
         raise ValueError(f"kl_clip must be positive, or None, got {kl_clip}")
 
 
-def _trainable(model: nn.Module) -> nn.Module:
-    """The module whose layers are seen in training."""
+def _called(model: nn.Module) -> nn.Module:
+    """The module whose calls are seen in training."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; KFAC needs the layers")
     model = unwrapped(model, AVERAGING_WRAPPERS)

@@ -20,6 +20,7 @@ from ..captures import Capture, Recorder
 from ..comm import SELF, World
 from ..errors import UnsupportedError
 from ..losses import BinaryCrossEntropy, CrossEntropy, Loss, SquaredError, default_target
+from ..modes import unwrapped
 from ..operators.base import full_precision
 from ..operators.layer_factors import (
     Bases,
@@ -106,7 +107,8 @@ class Watcher:
     """Takes the statistics of training passes while it is `active`.
 
     Args:
-        model: The root module.
+        model: The root module, which is called, in what torch.compile or DataParallel put around it; layers and
+            parameters have the names of the one inside.
         collector: What is summed, and for which blocks.
         loss: The loss, for the matrix in the outputs.
         fisher: "mc" (labels drawn from the model), "type2" (all roots of the loss Hessian) or "empirical".
@@ -140,18 +142,19 @@ class Watcher:
         seed: int = 0,
         world: World = SELF,
     ) -> None:
-        self.model, self.collector, self.loss, self.fisher = model, collector, loss, fisher
+        self.model, self.collector, self.loss, self.fisher = unwrapped(model), collector, loss, fisher
         self.num_samples, self.loss_scale, self.tf32, self.seed = num_samples, loss_scale, tf32, seed
         self.active, self.paused, self.draws = True, False, 0
         self.world = world
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
         self._latest: Callable[[], Pass | None] = lambda: None
+        self._seen = weakref.WeakSet[Pass]()
         self._shown = False  # whether the outputs of the last pass were
         self._recorder: Recorder | None = None
         self._stats: Statistics = {}
         self._weight: Tensor | float = 0.0
-        self._own = dict(model.named_parameters())
+        self._own = dict(self.model.named_parameters())
         units = collector.units.values()
         self._layers = tuple(p for unit in units if unit.module is not None for p in unit.params.values())
         self._free = tuple(p for unit in units if unit.module is None for p in unit.params.values())
@@ -173,7 +176,7 @@ class Watcher:
         if self._recorder is not None:  # the model calls itself
             return
         # under functional_call, as in a product with a curvature matrix, the model holds other tensors
-        if any(self._own.get(name, p) is not p for name, p in module.named_parameters()):
+        if any(self._own.get(name, p) is not p for name, p in self.model.named_parameters()):
             return
         # all that is trained is frozen for now, as a discriminator is while its generator takes a step
         if not any(self._own[name].requires_grad for name in (*self._layers, *self._free)):
@@ -195,6 +198,7 @@ class Watcher:
             self.waiting = Pass(recorder, output, obstacle)
             return None
         seen = Pass(recorder, output)
+        self._seen.add(seen)
         self._latest = weakref.ref(seen)
         # The gradient is awaited at a copy: a hook on the output itself would be part of the graph that it holds.
         # A copy, not a view: the user may go on in place.
@@ -286,7 +290,7 @@ class Watcher:
         try:
             recorder.check(out, {name: live[name] for name in self._layers if name in live})
         except UnsupportedError as error:
-            raise UnsupportedError(f"{error}; name it in diagonal=[...], to do without Kronecker factors") from None
+            raise UnsupportedError(f"{error}{self._remedy(out)}") from None
         free = {name: live[name] for name in self._free if name in live}
         found: Statistics = {}
 
@@ -305,6 +309,16 @@ class Watcher:
             add_up(found, collect(self.collector, captured(), len(out), self.bases, partly))
             add_up(self._stats, found)
         self._weight = self._weight + weight
+
+    def _remedy(self, out: Tensor) -> str:
+        """What can be done where parameters reach the outputs other than by the calls of this pass."""
+        others = [seen.recorder for seen in self._seen if seen.recorder is not None]
+        if any(recorder.calls and recorder.reaches(out) for recorder in others):
+            return (
+                ": the model was called on outputs of its own; make all of these calls the forward pass of one module, "
+                "and give KFAC that"
+            )
+        return "; name it in diagonal=[...], to do without Kronecker factors"
 
     def _cotangents(self, loss: Any, out: Tensor, batch: Any) -> Iterable[Tensor]:
         """Stacks (r, *out.shape) whose outer products add up to the matrix in the outputs."""

@@ -23,10 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..batches import isolated_rng, map_tensors, num_samples, only_tensors, skeleton, tensors_of, with_tensors
 from ..convolutions import SmoothConvolutions
 from ..errors import UnsupportedError
-from ..modes import Forward, Whole, unwrapped
+from ..modes import Forward, Whole, straight_through, unwrapped
+from ..normalisations import SmoothNormalisations
 from ..replay import Recordings
 from ..sameness import is_static, place_of, settings_of
 from ..space import ParamSpace, random_permutation
+from ..weight_norms import normalises_weights, smooth_weight_norms
 from .passes import unseen
 from .penalty_losses import LossName, OutputLoss, wide
 
@@ -48,7 +50,9 @@ class TracePenalty:
     The loss is the mean over items, as in torch, so the trace has the scale of the loss it is added to. Autocast
     applies to the forward pass of the GGN form; signs, norms and the whole Hessian form are at least float32. With
     gradient accumulation, each micro-batch has its own penalty, divided as its loss is. With batch statistics, the
-    trace is that of the selected part of the batch alone.
+    trace is that of the selected part of the batch alone. Activation checkpointing is bypassed. Normalisations of
+    weights, and in the Hessian form of activations, are made of plain operations: torch's own have a wrong second or
+    third derivative.
 
     Cost of a step of VGG-16, in operations of a step without penalty: 1.75 on a quarter of the batch, 4 on the full
     batch, 3 if it shares the forward pass of the loss (`on_outputs`); in the Hessian form 2.9 and 8.6. The same holds
@@ -136,7 +140,7 @@ class TracePenalty:
         call = self._next_call()
         rows = self._rows(size, call)
         data = map_tensors((x, labels), lambda t: _taken(t, rows, size))
-        run = _Run(model, self.forward or _read)
+        run = _Run(model, self.forward or _read, self.form)
         device = next(iter(params.values())).device
         origins = self._origins(params, call).to(device)
         with run.isolated(device):
@@ -164,9 +168,17 @@ class TracePenalty:
             >>> penalty = ritz.optim.TracePenalty(1e-4)
             >>> loss = torch.nn.functional.cross_entropy(out, torch.zeros(4).long()) + penalty.on_outputs(out, model)
             >>> loss.backward()
+
+        Raises:
+            UnsupportedError: If a weight is normalised by torch's weight_norm.
         """
         if self.form != "ggn":
             raise ValueError("outputs determine only the GGN; with form='hessian' call penalty(model, x, y)")
+        if (normalised := normalises_weights(model)) is not None:
+            raise UnsupportedError(
+                f"the weight of {normalised or 'the model'} is normalised (weight_norm) by an operation of torch whose "
+                "second derivative is wrong: call penalty(model, x), which runs the model by another one"
+            )
         params = _trainable(unwrapped(model))
         self._check_output(out, self._loss.labels(y), _DETACHED)
         origins = self._origins(params, self._next_call()).to(out.device)
@@ -302,15 +314,20 @@ class TracePenalty:
 
 
 class _Run:
-    """The model at given weights; buffers are copies, so batch statistics leave no trace."""
+    """The model at given weights, by operations that are right when differentiated as often as the form asks for.
 
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
+    Buffers are copies, so batch statistics leave no trace.
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward, form: Form) -> None:
         self.model, self.whole = model, Whole(model, forward)
         self.modules = list(model.modules())
+        self.thrice = form == "hessian"  # twice for the trace, once more for its gradient
 
     def __call__(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
-        with SmoothConvolutions():
+        norms = SmoothNormalisations() if self.thrice else contextlib.nullcontext()
+        with straight_through(), smooth_weight_norms(), SmoothConvolutions(), norms:
             out: Tensor = self.whole.at({**buffers, **params}, x)
         return out
 
