@@ -7,9 +7,8 @@ from torch import Tensor
 
 from ..pages import in_large_pages
 
-# From so many vectors on, and for a common factor of so many rows, matrices of so few columns are multiplied as one:
-# libraries are slow where a result has few columns (docs/speed.md, the network "narrow").
-FEW, TALL, NARROW = 4, 64, 16
+# Results of so many rows and so few columns are slow in the libraries of CPUs (docs/speed.md, the network "narrow").
+TALL, NARROW = 64, 16
 
 
 class Sink:
@@ -136,8 +135,8 @@ class Place(Sink):
 def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) -> Tensor:
     """beta out + a @ b of stacked matrices, (k or 1, ..., n, m) and (k or 1, ..., m, p), into `out` where it is given.
 
-    A right factor that is common to all is multiplied with all rows at once, and nothing is copied for its sake. On a
-    CPU a left one is multiplied with the columns of all at once where these are few.
+    A factor that is common to all is multiplied with all rows at once, or where these are few with all columns, and
+    nothing large is copied for its sake.
 
     Example:
         >>> product(torch.ones(3, 2, 4), torch.ones(1, 4, 5)).shape
@@ -146,13 +145,12 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     k = max(len(a), len(b))
     if out is None:
         out, beta = in_large_pages(a.new_empty(k, *a.shape[1:-1], b.shape[-1])), 0.0
-    few = len(a) == 1 and a.ndim == 3 and b.shape[-1] <= NARROW
-    if few and k >= FEW and a.shape[-2] >= TALL and a.device.type == "cpu":
-        found = _side_by_side(a[0], b, out)
-        out.add_(found) if beta else out.copy_(found)
-        return out
     if out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a weight, seen through its transpose
         return product(b.mT, a.mT, out.mT, beta).mT
+    if len(a) == 1 and out.ndim == 3 and _is_narrow(out):
+        columns = b.mT.reshape(-1, b.shape[-2])
+        _put((columns @ a[0].mT).view(k, -1, a.shape[-2]).mT, out, beta)
+        return out
     if a.ndim == 3 and len(b) == 1 and out.is_contiguous():
         _multiply(a.reshape(-1, a.shape[-1]), b[0], out.view(-1, out.shape[-1]), beta)
         return out
@@ -165,21 +163,24 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     return out
 
 
-def _side_by_side(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
-    """a (n, m) times each of b (k, m, p), by one product whose rows, or columns, lie together as those of `like` do."""
-    k, m, p = b.shape
-    columns = b.mT.reshape(k * p, m)
-    if like.stride(-1) == 1:
-        return (a @ columns.T).view(-1, k, p).transpose(0, 1)
-    return (columns @ a.T).view(k, p, -1).mT
-
-
 def _multiply(a: Tensor, b: Tensor, out: Tensor, beta: float) -> None:
     """beta out + a @ b, of matrices or stacks of them, in the place of `out`.
 
     With beta 0 what was there may be no number, and compilers for a GPU take 0 times it all the same.
     """
-    if beta:
+    if _is_narrow(out):
+        _put((b.mT @ a.mT).mT, out, beta)
+    elif beta:
         out.addmm_(a, b, beta=beta) if out.ndim == 2 else out.baddbmm_(a, b, beta=beta)
     else:
         torch.mm(a, b, out=out) if out.ndim == 2 else torch.bmm(a, b, out=out)
+
+
+def _is_narrow(out: Tensor) -> bool:
+    """Whether a result is better computed as its transpose, (a b)' = b' a', of few rows that are long."""
+    rows, columns = out.shape[-2:]
+    return columns <= NARROW and rows >= TALL and out.stride(-1) == 1 and out.device.type == "cpu"
+
+
+def _put(found: Tensor, out: Tensor, beta: float) -> None:
+    out.add_(found) if beta else out.copy_(found)
