@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..estimators.noise import Curvature
 from ..estimators.quantities import Spectrum
+from ..intervals import Reciprocal
 from ..krylov.eigen import top_eigenpairs
 from ..operators.algebra import Derived
 from ..operators.base import Operator
@@ -177,6 +178,9 @@ def stable_rate(
     The paper's bound by max_i |phi_i'H phi_i| / eta_i (equation 19) is an upper one, and equal only where B and H
     commute. Negative curvature has no stable rate and does not count.
 
+    The value is 2 over the largest Ritz value, which is never too large. Where `max_products` has cut the search, the
+    truth may lie well below it: the lower end of the interval is what a random start makes sure of, 0 after few steps.
+
     Args:
         curvature: H, `ritz.Hessian(risk)` say.
         inverse_root: B^-1/2, damping included: a diagonal (dim,), see `adam_inverse_root`, or a function of rows
@@ -204,13 +208,12 @@ def stable_rate(
     pairs = top_eigenpairs(operator, 1, "largest", tol=tol, max_products=max_products, seed=seed)
     largest, residual = float(pairs.values[0]), float(pairs.residuals[0])
 
-    def rate(eigenvalue: float) -> float:
-        return 2 * gains[kind] / eigenvalue if eigenvalue > 0 else math.inf
-
+    rule = Reciprocal(pairs.extreme.rule, 2 * gains[kind])
     return Estimate(
         name="largest stable learning rate",
-        value=rate(largest),
-        bracket=(rate(largest + residual), rate(largest - residual)),
+        value=rule.over(largest),
+        bracket=(rule.over(largest + residual), rule.over(largest - residual)),
+        rule=rule,
         exact=pairs.stop == "exact",
         products=pairs.products,
         seed=seed,
