@@ -10,6 +10,7 @@ from ..intervals import ChiSquare, CountedChiSquare, Exact, Hull, IntervalRule, 
 from ..krylov.quadrature import Quadrature
 from ..space import row_dots, row_products
 
+_FEW = 64  # numbers of which two rows of random signs may be equal; of more they never are
 _MANY = 1e6  # degrees of freedom from which on a law is taken to be the normal one
 
 
@@ -37,6 +38,8 @@ def form_rule(rows: Tensor, image: Tensor, *, signs: bool) -> IntervalRule:
     num = len(rows)
     if num < 2:
         return StudentT(num - 1)
+    if signs and _alike(rows):
+        return StudentT(0)
     forms, squares = row_products(rows, image).cpu(), row_products(image, image).cpu()  # (K, K)
     square = float(squares.diagonal().mean())
     if not 0 < square < math.inf:
@@ -104,6 +107,16 @@ def centred_moments(rules: Quadrature, f: Callable[[Tensor], Tensor]) -> tuple[T
     scale = torch.where(root > 0, root, 1.0)[..., None]
     cube, square = (rules.integrate(lambda t, k=k: ((f(t) - mean) / scale) ** k).mean(0) for k in (3, 4))  # type: ignore[misc]
     return root, cube, square
+
+
+def _alike(rows: Tensor) -> bool:
+    """Whether all signs are those of the first row or their opposites, as of few numbers they may be: they are one.
+
+    Example:
+        >>> _alike(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])), _alike(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
+        (True, False)
+    """
+    return rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())
 
 
 def _deviator(forms: Tensor) -> Tensor:

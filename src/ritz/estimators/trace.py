@@ -66,10 +66,11 @@ def trace(
         operator: The matrix.
         method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990).
             "hutch++": a third of the products finds the range of the large eigenvalues, a third computes their exact
-            trace, and a third probes the rest (Meyer et al. 2021).
+            trace, and a third probes the rest (Meyer et al. 2021). Exact where there are as many probes as dimensions.
             "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
             The measurements share probes, so their spread underestimates the error by a factor of 1.1 to 1.7, which
-            grows with the number of probes; their covariance is therefore estimated and added.
+            grows with the number of probes; their covariance is therefore estimated and added. Intervals of 95 %
+            cover 91 to 99 % of the time, the least where the probes nearly span a small matrix.
             "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
             Hessian of a piecewise-linear one; by dim products for a matrix that is not of a network.
             "auto": exact if that is cheaper, otherwise hutch++, or hutchinson for fewer than 6 probes.
@@ -150,7 +151,9 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, f
     return from_samples("trace", samples, rule=rule, parts=blocks(meter, sums, seed), **told), norm
 
 
-def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
+def _hutch_pp(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
+    if meter.dim <= num_probes:  # no more products, and few signs of few numbers may all be alike
+        return _exact(meter, num_probes, seed)
     found = deflated(meter, num_probes, seed)
     head = float((found.basis * found.image).double().sum())
     sums = meter.space.segment(found.rows * found.tail).double().cpu()  # (K, parameters)
