@@ -165,9 +165,12 @@ def test_probes_that_are_alike_tell_no_error():
     A = DenseOperator(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     widths = set()
     for seed in range(20):
-        low, high = ritz.trace(A, "hutchinson", 2, seed).interval()
-        assert low <= 0.0 <= high
-        widths.add(high - low == math.inf)
+        found, entries = ritz.trace(A, "hutchinson", 2, seed), ritz.diagonal(A, 2, seed, method="hutchinson")
+        for estimate in (found, entries):
+            low, high = (torch.as_tensor(end) for end in estimate.interval())
+            assert bool((low <= 0.0).all() and (high >= 0.0).all())
+        widths.add(math.isnan(found.stderr))
+        assert bool(entries.stderr.isnan().all()) == math.isnan(found.stderr) == bool((high - low).isinf().all())
     assert widths == {True, False}
 
 

@@ -38,7 +38,7 @@ def form_rule(rows: Tensor, image: Tensor, *, signs: bool) -> IntervalRule:
     num = len(rows)
     if num < 2:
         return StudentT(num - 1)
-    if signs and _alike(rows):
+    if signs and alike(rows):
         return StudentT(0)
     forms, squares = row_products(rows, image).cpu(), row_products(image, image).cpu()  # (K, K)
     square = float(squares.diagonal().mean())
@@ -109,11 +109,11 @@ def centred_moments(rules: Quadrature, f: Callable[[Tensor], Tensor]) -> tuple[T
     return root, cube, square
 
 
-def _alike(rows: Tensor) -> bool:
+def alike(rows: Tensor) -> bool:
     """Whether all signs are those of the first row or their opposites, as of few numbers they may be: they are one.
 
     Example:
-        >>> _alike(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])), _alike(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
+        >>> alike(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])), alike(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
         (True, False)
     """
     return rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())

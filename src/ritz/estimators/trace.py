@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..fingerprints import resumable
+from ..intervals import StudentT
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate, from_samples
@@ -148,7 +149,8 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, f
     rule = form_rule(rows, image, signs=True)
     told = about(meter, "Tr by Hutchinson's estimator", seed)
     norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
-    return from_samples("trace", samples, rule=rule, parts=blocks(meter, sums, seed), **told), norm
+    spread = math.nan if rule == StudentT(0) else 1.0
+    return from_samples("trace", samples, spread=spread, rule=rule, parts=blocks(meter, sums, seed), **told), norm
 
 
 def _hutch_pp(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
