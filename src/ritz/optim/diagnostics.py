@@ -33,7 +33,8 @@ def rate_ratio(eigenvalues: Tensor | Spectrum, damping: float) -> Estimate:
     descent; it falls to 1 as damping grows.
 
     Args:
-        eigenvalues: Eigenvalues of the preconditioner, all of them or the two extreme ones; or a spectrum.
+        eigenvalues: Eigenvalues of the preconditioner, all of them or the two extreme ones; or a spectrum, whose
+            intervals of 95 % at both ends make that of the ratio.
         damping: delta.
 
     Raises:
@@ -47,8 +48,9 @@ def rate_ratio(eigenvalues: Tensor | Spectrum, damping: float) -> Estimate:
         low, high = eigenvalues.lambda_min, eigenvalues.lambda_max
         small, large = float(low.value), float(high.value)
         _refuse_indefinite(small, damping)
-        (least, most), (first, last) = (_bracket(estimate) for estimate in (low, high))
-        least = max(least, -damping)
+        # to where the eigenvalues may lie, and not to where the Ritz values are: few steps have not reached the ends
+        (least, most), (first, last) = ([float(end) for end in estimate.interval()] for estimate in (low, high))
+        least = max(least, 0.0 if eigenvalues.positive else -damping)
         top = (last + damping) / (least + damping) if least + damping > 0 else math.inf
         bracket: tuple[float, float] | None = ((first + damping) / (most + damping), top)
         about: dict[str, Any] = {"products": low.products, "seed": low.seed, "convention": low.convention}
@@ -257,12 +259,6 @@ def reduction_ratio(
         products=1,
         convention=f"change of the loss over that of the quadratic model; {matrix.matrix}, {risk.convention()}",
     )
-
-
-def _bracket(estimate: Estimate) -> tuple[float, float]:
-    """The ends of an estimate, itself where it has none."""
-    ends = estimate.bracket or (estimate.value, estimate.value)
-    return float(ends[0]), float(ends[1])
 
 
 def _refuse_indefinite(smallest: float, damping: float) -> None:
