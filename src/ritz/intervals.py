@@ -85,12 +85,17 @@ class MatchedT:
     moments of the matrix, which the same probes give, have more where many of its eigenvalues matter.
     """
 
-    dof: float
-    stderr: float
+    dof: Number
+    stderr: Number
 
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """Lower end of the bracket less t of the rule's standard errors, upper end plus as many."""
-        return StudentT(self.dof).interval(value, self.stderr, bracket, level)
+        from scipy.special import stdtrit
+
+        if not isinstance(self.dof, Tensor):
+            return StudentT(self.dof).interval(value, self.stderr, bracket, level)
+        width = self.stderr * torch.as_tensor(stdtrit(self.dof.numpy(), 0.5 + level / 2))
+        return bracket[0] - width, bracket[1] + width
 
 
 @dataclass(frozen=True)
@@ -116,28 +121,39 @@ class CountedChiSquare:
         [1.0, 3.82]
     """
 
-    unit: float
-    seen: float
+    unit: Number
+    seen: Number
     least: float
 
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """From the fewest degrees of freedom to the most."""
         ends = [self.unit * (self._degrees(q) - self.seen) for q in (0.5 + level / 2, 0.5 - level / 2)]
-        return bracket[0] + min(ends), bracket[1] + max(ends)
+        return bracket[0] + _lower(*ends), bracket[1] - _lower(-ends[0], -ends[1])
 
-    def _degrees(self, q: float) -> float:
+    def _degrees(self, q: float) -> Number:
         """nu with P[chi^2(nu) <= seen] = q, by bisection; `least` where that is smaller."""
+        import numpy as np
         from scipy.special import chdtr
 
-        few, many = self.least, max(self.least, self.seen) + 10.0 * math.sqrt(2 * self.seen) + 40.0
-        while chdtr(many, self.seen) > q:
-            many *= 2
-        if chdtr(few, self.seen) <= q:
-            return few
+        seen = np.asarray(self.seen, dtype=np.float64)
+        few = np.full_like(seen, self.least)
+        many = np.maximum(few, seen) + 10.0 * np.sqrt(2 * seen) + 40.0
+        while (short := chdtr(many, seen) > q).any():
+            many = np.where(short, 2 * many, many)
+        fewest = chdtr(few, seen) <= q
         for _ in range(60):
             middle = (few + many) / 2
-            few, many = (middle, many) if chdtr(middle, self.seen) > q else (few, middle)
-        return many
+            short = chdtr(middle, seen) > q
+            few, many = np.where(short, middle, few), np.where(short, many, middle)
+        found = np.where(fewest, self.least, many)
+        return torch.as_tensor(found) if isinstance(self.seen, Tensor) else float(found)
+
+
+def _lower(a: Number, b: Number) -> Number:
+    """The smaller of two numbers, or of each two of two tensors."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.minimum(a, b)
+    return min(float(a), float(b))
 
 
 @dataclass(frozen=True)
@@ -148,8 +164,10 @@ class Hull:
 
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """From the lowest end to the highest."""
-        ends = [rule.interval(value, stderr, bracket, level) for rule in self.rules]
-        return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
+        (low, high), *others = [rule.interval(value, stderr, bracket, level) for rule in self.rules]
+        for lower, upper in others:
+            low, high = _lower(low, lower), -_lower(-high, -upper)
+        return low, high
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,27 @@ def test_a_spectrum_of_very_few_probes_without_a_head_covers(eigenvalues, num_pr
     assert min(found.values()) >= 0.91, found
 
 
+@pytest.mark.parametrize("num_probes", [1, 2, 8])
+@pytest.mark.parametrize(
+    "eigenvalues", [ONE_LARGE, OPPOSED, OUTLIERS, FLAT], ids=["one", "opposed", "outliers", "flat"]
+)
+def test_a_density_without_a_head_covers(eigenvalues, num_probes):
+    """By chi-square of matched degrees of freedom 83 to 87 % of that with one large eigenvalue was covered."""
+    A, span = rotated(eigenvalues), float(eigenvalues.max() - eigenvalues.min())
+    grid, width = torch.linspace(float(eigenvalues.min()), float(eigenvalues.max()), 25), WIDTH * span
+    truth = smoothed(eigenvalues, grid, width)
+    seen = truth > 1e-6 * truth.max()
+    hits = []
+    for seed in range(NUM_SEEDS // 3):
+        found = ritz.spectrum(A, STEPS, num_probes, seed=seed, reorthogonalize="none").density(grid, width)
+        low, high = (end[seen] for end in found.interval(0.95))
+        slack = 1e-9 * float(truth.max())
+        hits.append(((low - slack <= truth[seen]) & (truth[seen] <= high + slack)).double())
+    pointwise = torch.stack(hits).mean(0)
+    assert float(pointwise.mean()) >= 0.93
+    assert float(pointwise.min()) >= 0.85
+
+
 @pytest.mark.parametrize("num_probes", [8, 30])
 @pytest.mark.parametrize("name", ["flat", "outliers"])
 def test_the_diagonal_and_its_sums_cover(name, num_probes):

@@ -156,6 +156,45 @@ def test_a_spent_budget_is_kept_and_said(limit):
     assert ((pairs.values > 0.7) & (pairs.values <= 1)).all()
 
 
+EDGES = {  # what the end of a spectrum may look like: one eigenvalue in 3000 beyond a bulk is the hardest to see
+    "flat": torch.linspace(-1.2, 1, 3000, dtype=f64),
+    "one": torch.cat([torch.linspace(-0.9, 0.9, 2999, dtype=f64), torch.ones(1, dtype=f64)]),
+    "power": -1 / torch.arange(1, 3001, dtype=f64),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ritz.errors.NumericalWarning")
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_extreme_eigenvalue_of_a_search_that_was_cut_lies_in_its_interval(edge, which):
+    """Its residual told of an eigenvalue near the Ritz value, which is not the last one."""
+    spectrum = EDGES[edge]
+    op = FunctionOperator(lambda V: spectrum[:, None] * V, len(spectrum), f64)
+    true = float({"largest": spectrum.max(), "smallest": spectrum.min(), "magnitude": spectrum.abs().max()}[which])
+    for limit in (8, 20, 40, 80):
+        for seed in range(10):
+            pairs = top_eigenpairs(op, 1, which, max_products=limit, seed=seed)
+            low, high = pairs.extreme.interval(0.95)
+            assert low - 1e-12 <= true <= high + 1e-12, (limit, seed)
+            assert pairs.cut == (pairs.stop == "max_products")
+        if limit >= 40:  # and says something
+            assert high - low < 0.5
+
+
+def test_the_interval_of_a_converged_pair_is_its_residual():
+    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-2, 2, 200))), 2, "smallest", tol=1e-4)
+    top, residual = pairs.extreme, float(pairs.residuals[0])
+    assert (top.value, top.interval(), pairs.cut) == (pairs.values[0], (top.value - residual, top.value), False)
+    assert top.interval()[0] <= -2 <= top.interval()[1] + 1e-12
+
+
+@pytest.mark.filterwarnings("ignore::ritz.errors.NumericalWarning")
+def test_few_steps_bound_nothing_from_above():
+    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-2, 2, 200))), 1, max_products=8)
+    assert pairs.extreme.interval() == (float(pairs.values[0]), float("inf"))
+    assert not pairs.converged.any()
+
+
 def test_a_small_matrix_on_a_smaller_budget_is_searched():
     A = matrix(torch.cat([torch.tensor([9.0]), torch.linspace(0, 0.01, 23)]))
     pairs = top_eigenpairs(DenseOperator(A), 1, block=2, max_products=14)
@@ -180,9 +219,13 @@ def test_progress_ends_with_the_products_spent():
 
 
 def test_pairs_load_equal_and_plot(tmp_path):
-    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-2, 2, 100))), 3)
+    op = DenseOperator(matrix(torch.linspace(-2, 2, 100)))
+    pairs = top_eigenpairs(op, 3)
     pairs.save(tmp_path / "pairs")
     assert load(tmp_path / "pairs") == pairs
+    with pytest.warns(NumericalWarning):
+        cut = top_eigenpairs(op, 3, max_products=20)
+    assert load(cut.save(tmp_path / "cut")).extreme.interval() == cut.extreme.interval()
     assert len(pairs) == 3
     pytest.importorskip("matplotlib")
     ax = pairs.plot()

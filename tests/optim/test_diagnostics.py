@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ritz
-from ritz.operators.algebra import DenseOperator
+from ritz.errors import NumericalWarning
+from ritz.operators.algebra import DenseOperator, FunctionOperator
 from ritz.optim.diagnostics import (
     Preconditioned,
     bulk_share,
@@ -146,6 +147,33 @@ def test_the_stable_rate_of_a_large_matrix_lies_in_its_bracket():
     assert low <= 3.8 / 300 * (1 + 1e-12)
     assert high >= 3.8 / 300 * (1 - 1e-12)
     assert rate.products > 0
+
+
+@pytest.mark.parametrize("num_steps", [4, 8, 30])
+def test_the_ratio_of_a_short_run_lies_in_its_interval(num_steps):
+    """The extreme Ritz values are within the spectrum; what they have not reached counts."""
+    eigenvalues = torch.cat([torch.linspace(0.1, 0.9, 1998), torch.tensor([0.01, 1.0])]).double()
+    A = FunctionOperator(lambda V: eigenvalues[:, None] * V, 2000, torch.float64)
+    A.positive = True
+    for seed in range(10):
+        s = ritz.spectrum(A, num_steps, 2, seed=seed, reorthogonalize="none")
+        low, high = rate_ratio(s, damping=0.01).interval()
+        assert low <= 1.01 / 0.02 <= high
+    assert high < math.inf or num_steps == 4
+
+
+@pytest.mark.parametrize("max_products", [8, 20, 40])
+def test_the_stable_rate_of_a_search_that_was_cut_lies_in_its_interval(max_products):
+    """The value is too large, which is the dangerous side; the interval knows."""
+    eigenvalues = torch.cat([torch.linspace(-0.9, 0.9, 2999), torch.ones(1)]).double()
+    H = FunctionOperator(lambda V: eigenvalues[:, None] * V, 3000, torch.float64)
+    for seed in range(10):
+        with pytest.warns(NumericalWarning, match="raise max_products"):
+            rate = stable_rate(H, momentum=0.5, max_products=max_products, seed=seed)
+        low, high = rate.interval()
+        assert low <= 2 * 1.5 <= float(rate) <= high
+    assert rate.stop == "max_products"
+    assert low > 2 if max_products == 40 else low >= 0
 
 
 def test_without_positive_curvature_every_rate_is_stable():

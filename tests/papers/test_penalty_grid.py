@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from ritz.optim import TracePenalty
 from ritz.papers import mnist_mlp, penalty_grid, penalty_grid_claims, penalty_identity
 from ritz.papers.experiment import Setting
+from ritz.storage import load
 
 
 def some_data(num=24):
@@ -121,4 +123,15 @@ def test_what_was_trained_is_kept_and_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(penalty_grid, "train_penalised", None)  # would fail if it were called again
     second, _ = penalty_grid.run(setting, lambda *what: None)
     assert first == second
+    kept = sorted((tmp_path / "penalty-grid").glob("*.json"))
+    for text in kept:  # as an earlier version had it
+        save_file(load(text), text.with_suffix(".safetensors"))
+        text.unlink()
+    assert penalty_grid.run(setting, lambda *what: None)[0] == first
+    tensors = kept[0].with_suffix(".safetensors")
+    raw = bytearray(tensors.read_bytes())
+    raw[-2] ^= 1
+    tensors.write_bytes(raw)
+    with pytest.raises(ValueError, match="checksum is another: a bit has turned"):
+        penalty_grid.run(setting, lambda *what: None)
     assert len(penalty_grid_claims.figure(first).get_axes()) == 3

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalWarning, callers_level
-from ..intervals import ChiSquare, matched_dof
+from ..intervals import ChiSquare, IntervalRule, matched_dof
+from ..krylov.quadrature import Quadrature
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, new_axes
+from .forms import centred_moments, moment_rules
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,18 +85,34 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
 
 def _sampled(
     s: "Spectrum", tail: Tridiagonal, grid: Tensor, width: float, head: Tensor
-) -> tuple[Tensor, Tensor, ChiSquare]:
+) -> tuple[Tensor, Tensor, IntervalRule]:
     """Each probe's curve (K, grid), what the depth of quadrature and head may be off by (grid,), and the interval."""
     low, high = s.range()
     left = s.dim - len(s.head)
     rules = [s._gauss, tail.radau(high), tail.radau(low)]
     curves = [left / s.dim * _smooth(grid, width, rule.nodes, rule.weights) for rule in rules]  # (K, grid)
     samples = curves[0].mean(0)
-    square = left / s.dim**2 * _smooth(grid, width, rules[0].nodes, rules[0].weights, power=2).mean(0)
     # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value by up to its residual
     depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
     depth = depth + _smooth(grid, width, s.head, s.head_residuals / s.dim, slope=True)
+    if not s._outliers_locked:
+        return curves[0], depth, _by_moments(s, rules[0], grid, width)
+    square = left / s.dim**2 * _smooth(grid, width, rules[0].nodes, rules[0].weights, power=2).mean(0)
     return curves[0], depth, ChiSquare(matched_dof(s.num_probes, samples, square, left), offset=head)
+
+
+def _by_moments(s: "Spectrum", rules: Quadrature, grid: Tensor, width: float) -> IntervalRule:
+    """The interval at each point, from the moments of the kernel about it; see `Spectrum.rule_by_moments`.
+
+    Among few large eigenvalues and many that one point sees alike the curve there is skewed to the left, since probes
+    that have more of the former have less of the latter.
+    """
+    num, left = s.num_probes, s.dim - len(s.head)
+    height = 1 / (s.dim * width * math.sqrt(2 * math.pi))  # of one eigenvalue
+    apart = Quadrature(rules.nodes[:, None], rules.weights[:, None])  # (K, grid, m) with the kernel
+    root, cube, square = centred_moments(apart, lambda t: torch.exp(-0.5 * ((grid[:, None] - t) / width).square()))
+    dof = num**2 / (num + 2) * left / torch.where(square > 0, square, 1.0)
+    return moment_rules(num, math.sqrt(left) * height * root, height * root * cube, dof)
 
 
 def _smooth(grid: Tensor, width: float, nodes: Tensor, weights: Tensor, power: int = 1, slope: bool = False) -> Tensor:

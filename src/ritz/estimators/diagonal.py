@@ -13,6 +13,7 @@ from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate
 from .exact import exact_cost, without_probes
+from .forms import alike
 from .journal import Journal
 from .probing import (
     about,
@@ -116,16 +117,18 @@ def _probed(meter: Metered, how: str, num_probes: int, seed: int) -> tuple[Estim
     if how == "hutch++":
         found = deflated(meter, num_probes, seed)
         each, head, norm = found.rows * found.tail, found.head, found.norm(meter)  # (K, dim), (dim,)
+        dof = len(each) - 1
     else:
         rows = meter.probes(range(num_probes), seed)
         image = meter.rows(rows)
         require_finite(meter, image)
         each, head = rows * image, torch.zeros_like(rows[0])
+        dof = 0 if alike(rows) else num_probes - 1
         norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
-    stderr = each.std(0) / math.sqrt(len(each)) if len(each) > 1 else torch.full_like(head, math.nan)
+    stderr = each.std(0) / math.sqrt(len(each)) if dof else torch.full_like(head, math.nan)
     sums = meter.space.segment(each).double() + meter.space.segment(head[None]).double()  # (K, parameters)
     return Estimate(
-        name="diagonal", value=(each.mean(0) + head).cpu(), stderr=stderr.cpu(), rule=StudentT(len(each) - 1),
+        name="diagonal", value=(each.mean(0) + head).cpu(), stderr=stderr.cpu(), rule=StudentT(dof),
         parts=blocks(meter, sums.cpu(), seed), **about(meter, f"diagonal by {_NAMES[how]}", seed),
     ), norm  # fmt: skip
 

@@ -1,13 +1,16 @@
 """Intervals of means of quadratic forms v'Av over few probes v, from what their images say of the skew."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..intervals import ChiSquare, CountedChiSquare, Exact, Hull, IntervalRule, MatchedT, StudentT, matched_dof
+from ..krylov.quadrature import Quadrature
 from ..space import row_dots, row_products
 
+_FEW = 64  # numbers of which two rows of random signs may be equal; of more they never are
 _MANY = 1e6  # degrees of freedom from which on a law is taken to be the normal one
 
 
@@ -35,6 +38,8 @@ def form_rule(rows: Tensor, image: Tensor, *, signs: bool) -> IntervalRule:
     num = len(rows)
     if num < 2:
         return StudentT(num - 1)
+    if signs and alike(rows):
+        return StudentT(0)
     forms, squares = row_products(rows, image).cpu(), row_products(image, image).cpu()  # (K, K)
     square = float(squares.diagonal().mean())
     if not 0 < square < math.inf:
@@ -72,6 +77,46 @@ def moment_rule(num: int, norm: float, step: float, dof: float) -> IntervalRule:
     seen = min(num * (raised / step) ** 2, _MANY) if step else _MANY
     counted = CountedChiSquare(math.copysign(raised / math.sqrt(num * seen), step), seen, least=num)
     return Hull((MatchedT(min(max(dof, num), _MANY), norm * math.sqrt(2 / num)), counted))
+
+
+def moment_rules(num: int, norm: Tensor, step: Tensor, dof: Tensor) -> IntervalRule:
+    """`moment_rule` of each of several means.
+
+    Example:
+        >>> one = torch.ones(2, dtype=torch.float64)
+        >>> low, high = moment_rules(8, one, one, 8 * one).interval(one, 0 * one, (one, one), 0.95)
+        >>> [round(end, 2) for end in (*low.tolist(), *high.tolist())]
+        [-0.15, -0.15, 2.27, 2.27]
+    """
+    raised = norm * math.sqrt((num + 1) / num)
+    seen = (num * (raised / step).square()).nan_to_num(nan=_MANY).clamp(max=_MANY)  # 0 / 0 where nothing varies
+    counted = CountedChiSquare(torch.copysign(raised / (num * seen).sqrt(), step), seen, least=num)
+    return Hull((MatchedT(dof.clamp(num, _MANY), norm * math.sqrt(2 / num)), counted))
+
+
+def centred_moments(rules: Quadrature, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The root of the second moment of f about its mean over all probes, and the third and fourth in its units.
+
+    On the sphere a multiple of the identity adds nothing to the variance of a form. f takes nodes (K, ..., m), and the
+    moments have the shape between; they are 0 where f does not vary.
+    """
+    largest = f(rules.nodes).abs().amax(-1).amax(0)
+    unit = torch.where(largest > 0, largest, 1.0)[..., None]  # in which no square under- or overflows
+    mean = rules.integrate(f).mean(0)[..., None]
+    root = largest * rules.integrate(lambda t: ((f(t) - mean) / unit).square()).mean(0).sqrt()
+    scale = torch.where(root > 0, root, 1.0)[..., None]
+    cube, square = (rules.integrate(lambda t, k=k: ((f(t) - mean) / scale) ** k).mean(0) for k in (3, 4))  # type: ignore[misc]
+    return root, cube, square
+
+
+def alike(rows: Tensor) -> bool:
+    """Whether all signs are those of the first row or their opposites, as of few numbers they may be: they are one.
+
+    Example:
+        >>> alike(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])), alike(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
+        (True, False)
+    """
+    return rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())
 
 
 def _deviator(forms: Tensor) -> Tensor:

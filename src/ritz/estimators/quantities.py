@@ -28,7 +28,7 @@ from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, from_samples
 from ..storage import Result
 from . import density, functions
-from .forms import moment_rule
+from .forms import centred_moments, moment_rule
 from .rounding import Rounding, around
 
 if TYPE_CHECKING:
@@ -409,21 +409,15 @@ class Spectrum(Result):
     ) -> IntervalRule:
         """The interval of Tr f(H), by `moment_rule`, from the moments of f(H) that quadrature rules have.
 
-        On the sphere a multiple of the identity adds nothing: they are taken about their mean. Without the `fourth` it
-        is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the square of the second.
+        Without the `fourth` it is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the
+        square of the second.
         """
         num, left, rules = self.num_probes, self.dim - len(self.head), rules or self._gauss
-        mean, largest = float(rules.integrate(f).mean()), float(f(rules.nodes).abs().max())
-        if not 0 < largest < math.inf:
-            return StudentT(num - 1) if largest else Exact()
-        # in units in which no square under- or overflows
-        root = largest * math.sqrt(float(rules.integrate(lambda t: ((f(t) - mean) / largest).square()).mean()))
+        if not bool(f(rules.nodes).isfinite().all()):
+            return StudentT(num - 1)
+        root, cube, square = map(float, centred_moments(rules, f))
         if not root:
             return Exact()
-        cube, square = (
-            float(rules.integrate(lambda t, k=k: ((f(t) - mean) / root) ** k).mean())  # type: ignore[misc]
-            for k in (3, 4)
-        )
         return moment_rule(
             num, math.sqrt(left) * root, cube * root, num**2 / (num + 2) * left / square if fourth else num
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..fingerprints import resumable
+from ..intervals import StudentT
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate, from_samples
@@ -66,10 +67,11 @@ def trace(
         operator: The matrix.
         method: "hutchinson": mean of v'Av (Girard 1989, Hutchinson 1990).
             "hutch++": a third of the products finds the range of the large eigenvalues, a third computes their exact
-            trace, and a third probes the rest (Meyer et al. 2021).
+            trace, and a third probes the rest (Meyer et al. 2021). Exact where there are as many probes as dimensions.
             "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
             The measurements share probes, so their spread underestimates the error by a factor of 1.1 to 1.7, which
-            grows with the number of probes; their covariance is therefore estimated and added.
+            grows with the number of probes; their covariance is therefore estimated and added. Intervals of 95 %
+            cover 91 to 99 % of the time, the least where the probes nearly span a small matrix.
             "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
             Hessian of a piecewise-linear one; by dim products for a matrix that is not of a network.
             "auto": exact if that is cheaper, otherwise hutch++, or hutchinson for fewer than 6 probes.
@@ -147,10 +149,13 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, f
     rule = form_rule(rows, image, signs=True)
     told = about(meter, "Tr by Hutchinson's estimator", seed)
     norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
-    return from_samples("trace", samples, rule=rule, parts=blocks(meter, sums, seed), **told), norm
+    spread = math.nan if rule == StudentT(0) else 1.0
+    return from_samples("trace", samples, spread=spread, rule=rule, parts=blocks(meter, sums, seed), **told), norm
 
 
-def _hutch_pp(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, float]:
+def _hutch_pp(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
+    if meter.dim <= num_probes:  # no more products, and few signs of few numbers may all be alike
+        return _exact(meter, num_probes, seed)
     found = deflated(meter, num_probes, seed)
     head = float((found.basis * found.image).double().sum())
     sums = meter.space.segment(found.rows * found.tail).double().cpu()  # (K, parameters)

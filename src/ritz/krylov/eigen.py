@@ -21,13 +21,14 @@ from .. import stopping
 from ..checkpoint import Checkpoint, Saved, State
 from ..errors import NonFiniteError, NumericalWarning, StoppedError, callers_level
 from ..fingerprints import resumable
+from ..intervals import IntervalRule
 from ..operators.algebra import Metered, project_out
 from ..operators.base import Operator, full_precision
 from ..space import row_norms, row_products
 from .head import BlockSpace, Progress, dense_eigenpairs
 from .pairs import EigenPairs as EigenPairs
 from .pairs import Which as Which
-from .pairs import reported, select, tolerance
+from .pairs import from_random_rows, reported, select, tolerance
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor]  # Ritz values, coefficients on the rows, residuals
 
@@ -41,6 +42,7 @@ _NOISE_PRODUCTS = 3  # what measuring the noise of the product costs
 _DENSE = 4096  # up to this order a slow search gives way to the dense matrix
 _STATE = (
     "drawn", "noise", "at_refill", "at_full", "target", "attempts", "looked", "restarts", "kept", "best", "stale",
+    "first",
 )  # fmt: skip
 _ATTEMPTS = 3  # verifications by true residual before the recurrence is believed to be at the noise of the product
 _STALE = 8  # full windows without a fall of the residual after which the recurrence is held against the product
@@ -146,6 +148,7 @@ class _Search:
         self.restarts = self.kept = 0  # restarts so far; rows that the last one kept
         self.best, self.stale = float("inf"), 0  # least residual at the end of a window; windows since it last fell
         self.seen: Seen | None = None  # at the last look
+        self.first = (0, 0.0, 0.0)  # block steps and extreme Ritz values at the last look before any restart
 
     def run(self) -> EigenPairs:
         """Cycles until converged, out of products, or at the noise of the product; what is known if they are cut."""
@@ -169,6 +172,8 @@ class _Search:
             enough = len(values) >= self.k
             wanted = select(values, min(self.k, len(values)), self.which)
             norm = float(values.abs().max())
+            if not self.restarts:
+                self.first = (self.space.known // self.block, float(values[0]), float(values[-1]))
             if enough and self.noise is None:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
                 # the recurrence sees the noise too, and cannot fall below it
@@ -336,6 +341,7 @@ class _Search:
             values=values[wanted], vectors=rows.T, residuals=residuals[wanted],
             converged=residuals[wanted] <= self.tol * float(values.abs().max()), which=self.which,
             products=self.op.products, seed=self.seed, stop=stop, noise=self.noise, convention=self.op.convention(),
+            rule=self._bounds(),
         )  # fmt: skip
 
     def _verified(self, coefficients: Tensor, norm: float, by_noise: bool = False) -> EigenPairs:
@@ -355,8 +361,12 @@ class _Search:
         turn = axes[:, order].T.to(rows)
         return reported(
             self.op, values[order], turn @ rows, turn @ images, which=self.which, tol=self.tol, norm=norm,
-            seed=self.seed, noise=self.noise, stops=("converged", other),
+            seed=self.seed, noise=self.noise, stops=("converged", other), cut=self._bounds(),
         )  # fmt: skip
+
+    def _bounds(self) -> IntervalRule:
+        """What the random start says of the eigenvalues that the search has not found."""
+        return from_random_rows(self.which, self.op.dim, self.block, *self.first)
 
     def _parted(self, coefficients: Tensor, rows: Tensor, images: Tensor) -> bool:
         """Whether recurrence and product differ on the pair that is furthest from converged, by half its residual."""

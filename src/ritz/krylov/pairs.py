@@ -1,14 +1,16 @@
 """Eigenpairs as a result: which are wanted, how good they are."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from .. import stopping
+from ..intervals import Exact, IntervalRule, Magnitude, RandomStart
 from ..operators.algebra import Metered
-from ..results import entitle, new_axes
+from ..results import Estimate, entitle, new_axes
 from ..space import row_norms
 from ..storage import Result
 from .lanczos import underflows
@@ -20,6 +22,8 @@ Which = Literal["largest", "smallest", "both", "magnitude"]
 
 
 _SHOWN = 6  # values in a line
+_EXACT = Exact()
+_CUT = (stopping.MAX_PRODUCTS, stopping.STAGNATION, stopping.UNDERFLOW)  # the search ended before it had found all
 _ORDERS = {
     "largest": "largest first", "smallest": "smallest first", "both": "from the largest, then to the smallest",
     "magnitude": "largest in size first",
@@ -45,6 +49,7 @@ class EigenPairs(Result):
             recurrence.
         noise: Measured relative error of one product, as a part of the spectral norm; None where it was not measured.
         convention: Which matrix.
+        rule: Of the interval of `extreme` where the search was cut.
     """
 
     values: Tensor
@@ -57,6 +62,32 @@ class EigenPairs(Result):
     stop: str
     noise: float | None
     convention: str
+    rule: IntervalRule = field(default_factory=Exact)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the search ended before it had found all pairs, so that there may be others further out."""
+        return not isinstance(self.rule, Exact)
+
+    @property
+    def extreme(self) -> Estimate:
+        """The first of the values: the largest eigenvalue, the smallest, or with "magnitude" max |lambda|.
+
+        Of a pair that has converged, or is as good as the products are, the interval is that of the residual. A search
+        that was cut knows an eigenvalue within the residual, but not that it is the last one: what it may have missed
+        is bounded by the random start of its first window (`ritz.intervals.RandomStart`), and by nothing where that
+        had too few steps.
+        """
+        value, residual = float(self.values[0]), float(self.residuals[0])
+        name = {"smallest": "smallest eigenvalue", "magnitude": "spectral norm"}.get(self.which, "largest eigenvalue")
+        if self.which == "magnitude":
+            value = abs(value)
+        return Estimate(
+            name=name, value=value, exact=self.stop == "exact", products=self.products, seed=self.seed, stop=self.stop,
+            bracket=(value - residual, value) if self.which == "smallest" else (value, value + residual),
+            support=(0.0 if self.which == "magnitude" else -math.inf, math.inf),
+            rule=Exact() if bool(self.converged[0]) else self.rule, convention=f"{name}; {self.convention}",
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.values)
@@ -74,6 +105,30 @@ class EigenPairs(Result):
         entitle(ax, self.convention)
         ax.locator_params(axis="x", integer=True)
         return ax
+
+
+def from_random_rows(
+    which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float
+) -> IntervalRule:
+    """The interval of an extreme eigenvalue by what blocks of random rows have found before the first restart.
+
+    The Krylov space of a block holds those of its rows: it is at least as good as the best of `width` runs.
+
+    Args:
+        which: Which eigenvalue.
+        dim: Order of the matrix.
+        width: Rows of the block.
+        num_steps: Block steps.
+        smallest, largest: Extreme Ritz values.
+    """
+
+    def bound(upper: bool) -> RandomStart:
+        return RandomStart(
+            dim=dim, num_steps=num_steps, num_probes=width, spread=largest - smallest, slack=0.0, largest=upper,
+            reach=largest if upper else smallest, locked=-math.inf if upper else math.inf,
+        )  # fmt: skip
+
+    return Magnitude(bound(False), bound(True)) if which == "magnitude" else bound(which != "smallest")
 
 
 def select(values: Tensor, k: int, which: Which) -> Tensor:
@@ -108,13 +163,19 @@ def reported(
     seed: int,
     noise: float | None,
     stops: tuple[str, str],
+    cut: IntervalRule = _EXACT,
 ) -> EigenPairs:
-    """The result, its residuals taken from the images; `stops` says how a converged run ends and how another."""
+    """The result, its residuals taken from the images.
+
+    `stops` says how a converged run ends and how another, and `cut` what is known of the eigenvalues of a run that ends
+    before it has found them.
+    """
     apart, small = images - values.to(rows)[:, None] * rows, underflows(images)
     residuals = row_norms(apart.double() if small else apart).cpu()
     converged = residuals <= tol * norm
     if small and stops[0] != "exact":  # the recurrence had norms that are wrong, and may have missed a pair
         converged, stops = torch.zeros_like(converged), (stops[0], stopping.UNDERFLOW)
+    stop = stops[0] if bool(converged.all()) else stops[1]
     return EigenPairs(
         values=values,
         vectors=rows.T,
@@ -123,9 +184,10 @@ def reported(
         which=which,
         products=op.products,
         seed=seed,
-        stop=stops[0] if bool(converged.all()) else stops[1],
+        stop=stop,
         noise=noise,
         convention=op.convention(),
+        rule=cut if stop in _CUT else Exact(),
     )
 
 

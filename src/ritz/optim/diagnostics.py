@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..estimators.noise import Curvature
 from ..estimators.quantities import Spectrum
+from ..intervals import Reciprocal
 from ..krylov.eigen import top_eigenpairs
 from ..operators.algebra import Derived
 from ..operators.base import Operator
@@ -32,7 +33,8 @@ def rate_ratio(eigenvalues: Tensor | Spectrum, damping: float) -> Estimate:
     descent; it falls to 1 as damping grows.
 
     Args:
-        eigenvalues: Eigenvalues of the preconditioner, all of them or the two extreme ones; or a spectrum.
+        eigenvalues: Eigenvalues of the preconditioner, all of them or the two extreme ones; or a spectrum, whose
+            intervals of 95 % at both ends make that of the ratio.
         damping: delta.
 
     Raises:
@@ -46,8 +48,9 @@ def rate_ratio(eigenvalues: Tensor | Spectrum, damping: float) -> Estimate:
         low, high = eigenvalues.lambda_min, eigenvalues.lambda_max
         small, large = float(low.value), float(high.value)
         _refuse_indefinite(small, damping)
-        (least, most), (first, last) = (_bracket(estimate) for estimate in (low, high))
-        least = max(least, -damping)
+        # to where the eigenvalues may lie, and not to where the Ritz values are: few steps have not reached the ends
+        (least, most), (first, last) = ([float(end) for end in estimate.interval()] for estimate in (low, high))
+        least = max(least, 0.0 if eigenvalues.positive else -damping)
         top = (last + damping) / (least + damping) if least + damping > 0 else math.inf
         bracket: tuple[float, float] | None = ((first + damping) / (most + damping), top)
         about: dict[str, Any] = {"products": low.products, "seed": low.seed, "convention": low.convention}
@@ -177,6 +180,9 @@ def stable_rate(
     The paper's bound by max_i |phi_i'H phi_i| / eta_i (equation 19) is an upper one, and equal only where B and H
     commute. Negative curvature has no stable rate and does not count.
 
+    The value is 2 over the largest Ritz value, which is never too large. Where `max_products` has cut the search, the
+    truth may lie well below it: the lower end of the interval is what a random start makes sure of, 0 after few steps.
+
     Args:
         curvature: H, `ritz.Hessian(risk)` say.
         inverse_root: B^-1/2, damping included: a diagonal (dim,), see `adam_inverse_root`, or a function of rows
@@ -204,13 +210,12 @@ def stable_rate(
     pairs = top_eigenpairs(operator, 1, "largest", tol=tol, max_products=max_products, seed=seed)
     largest, residual = float(pairs.values[0]), float(pairs.residuals[0])
 
-    def rate(eigenvalue: float) -> float:
-        return 2 * gains[kind] / eigenvalue if eigenvalue > 0 else math.inf
-
+    rule = Reciprocal(pairs.extreme.rule, 2 * gains[kind])
     return Estimate(
         name="largest stable learning rate",
-        value=rate(largest),
-        bracket=(rate(largest + residual), rate(largest - residual)),
+        value=rule.over(largest),
+        bracket=(rule.over(largest + residual), rule.over(largest - residual)),
+        rule=rule,
         exact=pairs.stop == "exact",
         products=pairs.products,
         seed=seed,
@@ -254,12 +259,6 @@ def reduction_ratio(
         products=1,
         convention=f"change of the loss over that of the quadratic model; {matrix.matrix}, {risk.convention()}",
     )
-
-
-def _bracket(estimate: Estimate) -> tuple[float, float]:
-    """The ends of an estimate, itself where it has none."""
-    ends = estimate.bracket or (estimate.value, estimate.value)
-    return float(ends[0]), float(ends[1])
 
 
 def _refuse_indefinite(smallest: float, damping: float) -> None:

@@ -72,7 +72,8 @@ class TrainingLog:
         curvature/products        what it cost
         stable_rate               the largest stable learning rate on the quadratic of this curvature, under the
                                   optimiser's own preconditioner and momentum (`stable_rate`), weight decay not counted;
-                                  of the largest lr, where groups differ; SGD, Adam, KFAC, and those of their kind
+                                  of the largest lr, where groups differ; SGD, Adam, KFAC, and those of their kind; an
+                                  upper bound of it where `max_products` cut the search, which warns
         stable_rate/used          lr over it: above 1, steps grow along the sharpest direction
         stable_rate/products      what it cost beyond that
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..estimators.samples import sample_traces
 from ..operators.base import full_precision
 from ..optim.penalty import Form, TracePenalty
+from ..reading import read_tensors
 from ..risk import Params, Risk
+from ..storage import load, save
 from . import mnist_mlp, penalty_identity
 from .base import Claim
 from .data.images import Data
@@ -161,15 +162,18 @@ def _kept(setting: Setting, name: str, make: Any) -> Trained:
     """What was trained before, where runs are kept, or what is trained now."""
     if setting.runs is None:
         return make()  # type: ignore[no-any-return]
-    path = Path(setting.runs) / "penalty-grid" / f"{name}.safetensors"
+    path = Path(setting.runs) / "penalty-grid" / f"{name}.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        save_file({key: w.contiguous() for key, w in make().weights.items()}, part)
-        part.replace(path)
-    weights = load_file(path, device=setting.device)
+        save(_bare(path.with_suffix(".safetensors")) or dict(make().weights), path)
+    weights = {key: w.to(setting.device) for key, w in load(path).items()}
     seeds = next(iter(weights.values())).shape[0]
     return Trained(seeds=tuple(range(seeds)), weight_decays=DECAYS, weights=weights)
+
+
+def _bare(path: Path) -> dict[str, Tensor]:
+    """What an earlier version has kept, without a checksum; nothing for tensors whose text a kill has lost."""
+    tensors, words = read_tensors(path) if path.exists() else ({}, {})
+    return {} if "text" in words else tensors
 
 
 def measure(trained: Trained, parts: dict[str, Data], images: int) -> Rows:

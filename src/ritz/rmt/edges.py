@@ -85,7 +85,7 @@ def degrees(rule: IntervalRule) -> float:
     if isinstance(rule, Hull):
         return min(map(degrees, rule.rules))
     if isinstance(rule, CountedChiSquare):
-        return max(rule.seen, rule.least)
+        return max(float(rule.seen), rule.least)
     return float(rule.dof) if isinstance(rule, StudentT | MatchedT | ChiSquare) else _MANY
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ritz
-from ritz.errors import UnsupportedError
+from ritz.errors import NumericalWarning, UnsupportedError
 from ritz.measures.sharpness.curvature import (
     epsilon_sharpness_quadratic,
     fisher_rao_norm,
@@ -20,8 +20,9 @@ from ritz.measures.sharpness.curvature import (
     taylor_shift,
     top_log_product,
 )
-from ritz.operators import DenseOperator
+from ritz.operators import DenseOperator, FunctionOperator
 from ritz.results import Estimate
+from ritz.space import ParamSpace
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
 
@@ -181,6 +182,32 @@ def test_every_module_has_the_spectral_norm_of_its_block(name):
     assert found.value == pytest.approx(max(truth.values()), rel=1e-6)
     assert found.value <= float(torch.linalg.eigvalsh(H).abs().max()) * (1 + 1e-9)
     assert found.products == sum(part.products for part in found.parts.values())
+
+
+@pytest.mark.filterwarnings("ignore::ritz.errors.NumericalWarning")
+@pytest.mark.parametrize("max_products", [8, 20, 40])
+def test_the_norms_of_searches_that_were_cut_lie_in_their_intervals(max_products):
+    """The residual tells how near an eigenvalue is, which need not be the largest; nor the part that looks largest."""
+    flat, spiked = torch.linspace(-1, 0.9, 600), torch.cat([torch.linspace(-0.8, 0.8, 599), torch.tensor([1.1])])
+    A = DenseOperator(torch.block_diag(cases.symmetric(flat), cases.symmetric(spiked)).double())
+    A.space = ParamSpace(("0.weight", "1.weight"), (torch.Size([600]), torch.Size([600])))
+    for seed in range(10):
+        found = layer_spectral_norms(A, max_products=max_products, seed=seed)
+        for estimate, truth in ((found.parts["0"], 1.0), (found.parts["1"], 1.1), (found, 1.1)):
+            low, high = estimate.interval()
+            assert low - 1e-6 <= truth <= high + 1e-6
+        assert found.stop == "max_products"
+    assert high < 1.5 if max_products == 40 else high > 1.5
+
+
+def test_the_log_product_of_pairs_of_a_search_that_was_cut_has_no_upper_end():
+    eigenvalues = torch.cat([torch.linspace(0.1, 0.9, 2995), torch.linspace(0.99, 1.0, 5)]).double()
+    A = FunctionOperator(lambda V: eigenvalues[:, None] * V, 3000, torch.float64)
+    for seed in range(10):
+        with pytest.warns(NumericalWarning, match="raise max_products"):
+            product = top_log_product(ritz.top_eigenpairs(A, 5, max_products=32, seed=seed), 5)
+        low, high = product.interval()
+        assert low <= float(eigenvalues[-5:].log().sum()) <= high == math.inf
 
 
 def test_a_matrix_of_no_network_is_one_block():

@@ -83,9 +83,9 @@ class Layer:
 
         square = FunctionOperator(gram, math.prod(self.shape), dtype, weight.device)
         pairs = top_eigenpairs(square, 1, tol=tol, seed=seed)
-        low, residual = max(float(pairs.values[0]), 0.0), float(pairs.residuals[0])
+        low, high = (math.sqrt(max(float(end), 0.0)) for end in pairs.extreme.interval())
         return Estimate(
-            name=matrix.name, value=math.sqrt(low), bracket=(math.sqrt(low), math.sqrt(low + residual)),
+            name=matrix.name, value=low, bracket=(low, high),
             exact=pairs.stop == "exact", products=pairs.products, seed=seed, stop=pairs.stop,
             convention=f"of the convolution of images {self.shape}", parts={"matrix": matrix},
         )  # fmt: skip

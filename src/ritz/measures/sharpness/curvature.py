@@ -22,7 +22,7 @@ from ...checkpoint import Checkpoint, as_checkpoint
 from ...errors import UnsupportedError
 from ...estimators.quantities import Spectrum
 from ...estimators.trace import trace
-from ...intervals import Reciprocal
+from ...intervals import Hull, Reciprocal
 from ...krylov.eigen import EigenPairs, top_eigenpairs
 from ...losses.base import gradient
 from ...operators.algebra import Derived
@@ -112,7 +112,8 @@ def top_log_product(
     """sum_{i <= k} log lambda_i over the k largest eigenvalues, the volume of a basin in its steep directions.
 
     The truncated log-determinant of Wu, Zhu and E (2017). An eigenvalue that is not above its own residual, or not
-    above round-off, has no meaningful logarithm: it is left out, and the convention says how many were left out.
+    above round-off, has no meaningful logarithm: it is left out, and the convention says how many were left out. Pairs
+    of a search that was cut short are lower bounds, and the interval has no upper end.
 
     Args:
         source: The matrix, or its largest eigenpairs.
@@ -150,6 +151,8 @@ def top_log_product(
         )
     values, residuals, left_out = values[kept], residuals[kept], int((~kept).sum())
     low, high = (float((values + side * residuals).log().sum()) for side in (-1, 1))
+    if pairs.cut:  # larger ones may have been missed, and what was left out may be positive
+        low, high = -math.inf if left_out else low, math.inf
     text = f"sum of log lambda_i over the {len(kept)} largest eigenvalues, {left_out} of them left out as not positive"
     return Estimate(
         name=f"top-{len(kept)} log-product", value=float(values.log().sum()), bracket=(low, high),
@@ -172,6 +175,9 @@ def layer_spectral_norms(
     `parts` has one estimate for each module that directly holds chosen parameters, by its name; "root" is the model
     itself. The spectral norm of the whole matrix is at least the value, and at most the sum of the parts if the matrix
     is positive semi-definite.
+
+    Each value is a lower bound. The interval extends upwards by the residual, or if `max_products` cut the search
+    short, to the bound of its random start (`EigenPairs.extreme`), which is infinite after a few steps.
 
     Args:
         operator: The matrix.
@@ -199,20 +205,17 @@ def layer_spectral_norms(
     for done, (module, names) in enumerate(groups.items(), 1):
         block = operator.block(names)
         pairs = search(block, max_products=max_products, checkpoint=None if kept is None else kept.within(module))
-        value, residual = abs(float(pairs.values[0])), float(pairs.residuals[0])
-        parts[module] = Estimate(
-            name=f"spectral norm of {module}", value=value, bracket=(value, value + residual), seed=seed,
-            exact=pairs.stop == "exact", products=pairs.products, stop=pairs.stop, support=(0.0, math.inf),
-            convention=f"max |lambda| of the diagonal block of {module}; {pairs.convention}",
-        )  # fmt: skip
+        text = f"max |lambda| of the diagonal block of {module}; {pairs.convention}"
+        parts[module] = replace(pairs.extreme, name=f"spectral norm of {module}", convention=text)
         if progress is not None:
             progress(done, len(groups))
     top = max(parts.values(), key=lambda part: float(part.value))
     highest = max(float(part.bracket[1]) for part in parts.values() if part.bracket)
+    rules = tuple(dict.fromkeys(part.rule for part in parts.values()))  # a part that is not the largest may yet be
     return replace(
         top, name="layer spectral norm", bracket=(top.value, highest), products=sum(p.products for p in parts.values()),
-        exact=all(part.exact for part in parts.values()), stop=", ".join(sorted({p.stop for p in parts.values()})),
-        parts=parts,
+        rule=rules[0] if len(rules) == 1 else Hull(rules), exact=all(part.exact for part in parts.values()),
+        stop=", ".join(sorted({p.stop for p in parts.values()})), parts=parts,
         convention=f"largest of max |lambda| over {len(parts)} diagonal blocks, a module each; {operator.convention()}",
     )  # fmt: skip
 
