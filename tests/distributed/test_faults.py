@@ -58,7 +58,7 @@ def test_the_first_batch_that_is_not_finite_is_named_on_every_rank(refused):
 
 def test_data_that_is_not_the_same_everywhere_is_refused(refused):
     assert all(found["other data"][0] == "ValueError" for found in refused)
-    assert all("they have 20, 21, 22 samples" in found["other data"][1] for found in refused)
+    assert all("the ranks have 20, 21, 22 samples" in found["other data"][1] for found in refused)
     assert all("share=True" in found["other data"][1] for found in refused)
 
 

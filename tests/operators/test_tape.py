@@ -367,16 +367,16 @@ def test_an_image_is_right_whatever_was_in_its_memory(monkeypatch):
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("columns", [1, sinks.NARROW, sinks.NARROW + 1])
 @pytest.mark.parametrize("rows", [2, sinks.TALL])
-@pytest.mark.parametrize("k", [1, sinks.FEW])
-def test_matrices_of_several_vectors_are_multiplied_with_a_common_one(k, rows, columns, beta, turned):
-    """Side by side where that is faster, into memory whose numbers are none where it is to be overwritten."""
-    common, many = torch.randn(1, rows, 5), torch.randn(k, 5, columns)
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 3), (3, 1), (3, 3)])
+def test_matrices_are_multiplied_into_memory_of_either_order(left, right, rows, columns, beta, turned):
+    """As their transposes where that is faster, and over numbers that are none where these are to be overwritten."""
+    k, a, b = max(left, right), torch.randn(left, rows, 5), torch.randn(right, 5, columns)
     given = torch.randn(k, rows, columns) if beta else torch.full((k, rows, columns), torch.nan)
     out = given.mT.clone(memory_format=torch.contiguous_format).mT if turned else given.clone()
-    truth = torch.stack([common[0] @ one for one in many])
-    torch.testing.assert_close(sinks.product(common, many, out, beta), truth + given if beta else truth)
+    truth = torch.einsum("krm,kmc->krc", a.expand(k, -1, -1), b.expand(k, -1, -1))
+    torch.testing.assert_close(sinks.product(a, b, out, beta), truth + given if beta else truth)
     torch.testing.assert_close(out, truth + given if beta else truth)
-    torch.testing.assert_close(sinks.product(common, many), truth)
+    torch.testing.assert_close(sinks.product(a, b), truth)
 
 
 # ------------------------------------------------------------------------------------------ tapes that are kept

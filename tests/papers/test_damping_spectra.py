@@ -40,7 +40,7 @@ def test_an_adaptive_method_is_sharper_and_better_or_sharper_alone():
     sets = ("accuracy on the last 5,000", "accuracy on the test set")
     for name, better in (("Adam", "refuted"), ("Adam-D", "holds")):
         assert found[f"lambda_1, {name} over SGD"] == found[f"|H|_F, {name} over SGD"] == "holds"
-        assert [found[f"{held}, {name} less SGD"] for held in sets] == [better, better]
+        assert [found[f"{held}, {name} minus SGD"] for held in sets] == [better, better]
     assert len(found) == 9
 
 
