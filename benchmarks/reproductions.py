@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="training runs at a time, each in a process of its own")
+    parser.add_argument("--fast", action="store_true", help="train in bfloat16, compiled, where a recipe allows it")
     parser.add_argument("--runs", type=Path, help="folder in which training runs are kept and resumed")
     parser.add_argument("--seeds", type=int, help="how many, in the place of the budget's own number")
     parser.add_argument("--until", type=float, metavar="SECONDS", help="from the start, after which nothing is begun")
@@ -119,7 +120,7 @@ def main() -> int:
         for path in write_pages(*args.page):
             print(f"wrote {path}")
         return 0
-    given = ("budget", "data", "device", "seeds", "runs", "workers", "commit")
+    given = ("budget", "data", "device", "seeds", "runs", "workers", "fast", "commit")
 
     until = None if args.until is None else time.time() + args.until
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ritz.switches import all_digits, convolution_precision, matmul_precision, tensor_cores
+from ritz.switches import all_digits, convolution_precision, matmul_precision, tensor_cores, timed_convolutions
 
 
 def test_switches_of_precision_are_as_before_even_where_the_body_fails():
@@ -19,6 +19,20 @@ def test_switches_of_precision_are_as_before_even_where_the_body_fails():
         assert (matmul_precision(), convolution_precision()) == before
     with tensor_cores(allowed=False):
         assert (matmul_precision(), convolution_precision()) == before
+
+
+def test_convolutions_are_timed_inside_alone_and_as_the_user_has_it():
+    with timed_convolutions(allowed=False):
+        assert not torch.backends.cudnn.benchmark
+
+    def fail():
+        with timed_convolutions(allowed=False):  # of one that is allowed
+            assert torch.backends.cudnn.benchmark
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), timed_convolutions():
+        fail()
+    assert not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -97,3 +97,22 @@ def all_digits() -> Iterator[None]:
     """
     with _switched(False, _switch(torch.backends.cuda, "matmul"), _switch(torch.backends.cudnn, "conv")):
         yield
+
+
+@contextlib.contextmanager
+def timed_convolutions(allowed: bool = True) -> Iterator[None]:
+    """cuDNN tries its algorithms for each shape that is new, and keeps the fastest.
+
+    Example:
+        >>> with timed_convolutions():
+        ...     torch.backends.cudnn.benchmark
+        True
+        >>> torch.backends.cudnn.benchmark
+        False
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -105,10 +105,11 @@ def test_help_names_the_papers_and_what_an_option_takes(capsys):
 
 
 def test_workers_and_folders_reach_the_experiment(tmp_path, seen):
-    words = ["--workers", "3", "--runs", str(tmp_path / "runs"), "--commit", "abc", "--budget", "smoke"]
+    words = ["--workers", "3", "--runs", str(tmp_path / "runs"), "--commit", "abc", "--budget", "smoke", "--fast"]
     assert main(["reproduce", "margins", "affine", *words, "--out", str(tmp_path)]) == 0
     (setting,) = seen
     assert (setting.workers, setting.runs, setting.budget, setting.executor) == (3, tmp_path / "runs", "smoke", None)
+    assert setting.fast
     written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
     assert written["commit"] == "abc"
     assert str(tmp_path) not in json.dumps(written)

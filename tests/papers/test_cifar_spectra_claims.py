@@ -119,6 +119,13 @@ def test_what_lambda_1_leaves_open_is_in_the_interval_over_seeds(upper, verdict)
     assert (f"lambda_1 is open upwards by {100 * (upper - 1):.0f} %, by the spread" in claim.evidence) == (upper > 1)
 
 
+def test_evidence_says_that_networks_were_trained_in_bfloat16():
+    rows = printed_rows("allcnn")
+    assert not any("bfloat16" in claim.evidence for claim in judgement.decay_claims(rows))
+    fast = [row | {"trained_in": "bfloat16"} for row in rows]
+    assert " epochs in bfloat16, training accuracy from " in judgement.decay_claims(fast)[0].evidence
+
+
 def test_evidence_says_which_curvature_is_in_tf32():
     rows = printed_rows("allcnn", published=False)
     del rows[0]["precision"]  # from before rows said so

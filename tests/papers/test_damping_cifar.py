@@ -417,6 +417,8 @@ def test_it_is_told_how_far_a_learned_damping_has_come():
     rows = [made(arm, seed, 20.0, damping=[0.03, 0.031 + 0.002 * seed], mean_damping=0.0305) for seed in (0, 1)]
     assert judged.Runs(rows).told(arm).endswith("test 20.0 %, the damping ended at 0.032, mean 0.0305")
     assert judged.Runs([made(arm, 0, 20.0)]).told(arm).endswith("test 20.0 %")
+    fast = judged.Runs([made(arm, 0, 20.0, trained_in="bfloat16")])
+    assert " epochs in bfloat16: " in fast.told(arm)
 
 
 @pytest.mark.parametrize(("steps", "verdict"), [(900, "not decidable"), (4224, "refuted")])

@@ -60,7 +60,7 @@ def data() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def jitter(x: torch.Tensor, key: tuple[int, int, int]) -> torch.Tensor:
-    return x + 0.1 * random_uniform(x.numel(), ("jitter", *key), x.device).reshape(x.shape)
+    return x + 0.1 * random_uniform(x.numel(), ("jitter", *key), x.device).reshape(x.shape).to(x)
 
 
 def averaged_decay(epochs: float) -> object:
@@ -193,6 +193,61 @@ def test_a_killed_run_is_resumed_on_a_gpu(arm, tmp_path):
     for a, b in zip(done.model.state_dict().values(), other.model.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)  # kernels may add up in another order
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+FAST = replace(SGD, fast=True)
+FAST_LEARNED = replace(
+    FAST,
+    optimizer=partial(on_parameters, kind=torch.optim.Adam, lr=0.01),
+    damping=partial(auto_damping, every=4, num_batches=3, batch_size=6),
+)
+
+
+@pytest.fixture
+def in_single(monkeypatch):
+    """Networks and data in float32, from which autocast casts, and a compiler that writes no code."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield {name: (X.float(), y) for name, (X, y) in data().items()}
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("recipe", [FAST, FAST_LEARNED], ids=["SGD", "Adam, learned eps"])
+def test_a_fast_run_is_near_the_one_in_float32_and_measures_in_float32(recipe, in_single):
+    seen = []
+
+    def looked_at(model, average):
+        seen.append(model(in_single["val"][0]).dtype)
+        return {}
+
+    fast = train(recipe, in_single, measure=looked_at)
+    slow = train(replace(recipe, fast=False), in_single)
+    losses = [torch.tensor(run.history.column("val/loss")[1]) for run in (fast, slow)]
+    assert not torch.equal(*losses)  # bfloat16 has 8 bits
+    torch.testing.assert_close(*losses, atol=0.05, rtol=0.05)
+    assert {p.dtype for p in fast.model.parameters()} == {torch.float32} == set(seen)
+    tested = evaluate(fast.model, nn.CrossEntropyLoss(), in_single["test"])
+    assert fast.history.column("test/loss")[1][-1] == tested["loss"]
+
+
+@pytest.mark.parametrize("recipe", [FAST, FAST_LEARNED], ids=["SGD", "Adam, learned eps"])
+def test_a_killed_fast_run_is_resumed(recipe, in_single, tmp_path):
+    for step in (3, 14):
+        with pytest.raises(Killed):
+            train(recipe, in_single, folder=tmp_path, log_every=4, progress=KillAt(step))
+    assert_same(train(recipe, in_single, folder=tmp_path, log_every=4), train(recipe, in_single, log_every=4))
+    with pytest.raises(ValueError, match="fast"):
+        train(replace(recipe, fast=False), in_single, folder=tmp_path)
+
+
+@pytest.mark.gpu
+def test_a_fast_run_on_a_gpu_is_near_the_one_in_float32(in_single, monkeypatch):
+    monkeypatch.undo()  # the real compiler
+    on_gpu = {name: (X.cuda(), y.cuda()) for name, (X, y) in in_single.items()}
+    fast, slow = (train(made, on_gpu) for made in (FAST, SGD))
+    assert fast.history.column("val/loss")[1] == pytest.approx(slow.history.column("val/loss")[1], abs=0.05)
+    assert not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("arm", ["Gadam", "KFAC, learned"])
@@ -630,6 +685,8 @@ def test_factories_take_the_seed_and_the_length_of_the_run():
         ({"training_mode": "off"}, "training_mode must be one of always, until_refresh, never, got 'off'"),
         ({"training_mode": "until_refresh"}, "for a damping that learns"),
         ({"streaming": True}, "for a damping that learns"),
+        ({"fast": True, "optimizer": KFAC}, "fast is for plain training"),
+        ({"fast": True, "penalty": partial(trace_penalty, eta=0.01)}, "fast is for plain training"),
     ],
 )
 def test_a_recipe_that_makes_no_sense_is_refused(changes, match):

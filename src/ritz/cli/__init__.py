@@ -52,6 +52,7 @@ def _reproduce(
     seeds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the budget's)")] = None,
     workers: int = 1,
     runs: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: nothing is kept)")] = None,
+    fast: Switch = False,
     slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None,
     commit: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: git's)")] = None,
     json: Switch = False,
@@ -70,6 +71,7 @@ def _reproduce(
         seeds: Number of seeds.
         workers: Number of training runs at a time, each in its own process on the same device.
         runs: Folder for training runs, which are resumed after a kill and not repeated.
+        fast: Train in bfloat16 by compiled passes, if the method allows it; measure in float32. Results say so.
         slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all
             machines see. Data and measurements stay with this command.
         commit: Commit of the code, if git cannot tell.
@@ -79,7 +81,7 @@ def _reproduce(
 
     return run(
         paper, item, out, slurm, json, budget=budget, data=data, device=device, seeds=seeds, workers=workers, runs=runs,
-        commit=commit,
+        fast=fast, commit=commit,
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ from .data import DATASETS, augment, load
 from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training, batch_order, evaluate
 from .pool import Finished, train_all
-from .recipe import Budget, Recipe, Run, gadam, on_parameters, scaled
+from .recipe import Budget, Recipe, Run, gadam, on_parameters, scaled, trained_in
 
 T = TypeVar("T")
 Mode = Literal["eval", "train"]
@@ -222,7 +222,8 @@ def _recipe(network: str, setting: Setting, seed: int, **settings: Any) -> Recip
     full = Recipe(
         name=known.title, model=model_of(network, setting), epochs=EPOCHS, short_epochs=known.short_epochs,
         batch_size=setting.pick(8, 128, 128), seed=seed,
-        augment=partial(augment, norm=DATASETS["CIFAR100"].norm(known.make.__name__)), **settings,
+        augment=partial(augment, norm=DATASETS["CIFAR100"].norm(known.make.__name__)),
+        fast=setting.fast and settings.get("penalty") is None, **settings,
     )  # fmt: skip
     return scaled(full, setting.budget)
 
@@ -370,12 +371,20 @@ def train_arms(
     runs = train_all(
         {names[key]: recipe for key, recipe in recipes.items()}, load_data(network, setting), setting,
         item=f"cifar-{network}", finish=measured, progress=progress, cut=cut, measure=weight_norm,
-        evaluate_every=setting.pick(1, 2, 1),
+        evaluate_every=setting.pick(1, 2, 10), checkpoint_every=setting.pick(1, 1, 10),
     )  # fmt: skip
     name = network.removesuffix("-published")  # the claims are about the network, whichever item has it
     about = {"network": name, "title": known.title, "published": is_published(network, setting)}
     return [
-        {**about, "arm": arm, **arms[arm], "seed": seed, "epochs": recipe.epochs, **_row(runs[names[arm, seed]])}
+        {
+            **about,
+            "arm": arm,
+            **arms[arm],
+            "seed": seed,
+            "epochs": recipe.epochs,
+            **trained_in(recipe),
+            **_row(runs[names[arm, seed]]),
+        }
         for (arm, seed), recipe in recipes.items()
         if names[arm, seed] in runs
     ]

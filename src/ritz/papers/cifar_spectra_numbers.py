@@ -238,8 +238,9 @@ def told(rows: Sequence[Row], arms: Sequence[str], mode: str | None = None) -> s
         return f"{own[0]['title']}: {seeds}"
     row, reached = ended[0], [row["train_accuracy"] for row in ended]
     name = row["title"] if row["published"] else f"a smaller network of the family of {row['title']}"
+    how = f" in {row['trained_in']}" if "trained_in" in row else ""
     text = (
-        f"{name} with {row['parameters']:,} parameters: {seeds}, training accuracy from {min(reached):.1f} to "
+        f"{name} with {row['parameters']:,} parameters: {seeds}{how}, training accuracy from {min(reached):.1f} to "
         f"{max(reached):.1f} %"
     )
     if mode is None:

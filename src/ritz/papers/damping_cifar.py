@@ -44,6 +44,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from ..models import vgg16, vgg16_bn
@@ -51,12 +52,12 @@ from ..operators.hessian import Hessian
 from ..optim import linear_decay, ramp_decay
 from ..plan import Plan
 from ..risk import Risk
-from .cifar_spectra import load_data
+from .cifar_spectra import built, load_data
 from .data import DATASETS, augment
 from .experiment import Progress, Rows, Setting, short
 from .loop import Data, Training
 from .pool import Finished, train_all
-from .recipe import Mode, Recipe, auto_damping, kfac, on_parameters
+from .recipe import Mode, Recipe, auto_damping, kfac, on_parameters, trained_in
 from .stability_noise import top_ritz_value
 
 Method = Literal["SGD", "Adam", "AdamW", "KFAC"]
@@ -232,7 +233,9 @@ def recipe(arm: Arm, seed: int, setting: Setting) -> Recipe:
         >>> made.epochs, made.batch_size, made.schedule_by, made.training_mode
         (15, 128, 'step', 'always')
     """
-    network = vgg16_bn if arm.method == "AdamW" else vgg16
+    fast = setting.fast and arm.method != "KFAC"
+    network: Callable[..., nn.Module] = vgg16_bn if arm.method == "AdamW" else vgg16
+    network = partial(built, network) if fast else network
     interval, batch = setting.pick(1, 100, 100), setting.pick(4, 128, 128)
     learner = partial(auto_damping, preset="published_code", every=interval, batch_size=batch, compensate_lr=arm.code)
     if setting.budget == "smoke":
@@ -249,18 +252,20 @@ def recipe(arm: Arm, seed: int, setting: Setting) -> Recipe:
         damping=learner if arm.learned else None,
         training_mode=arm.mode,
         loss_bound=LOST,
+        fast=fast,
         seed=seed,
     )
 
 
 def _optimizer(arm: Arm, setting: Setting) -> Callable[..., Optimizer]:
     """What makes the optimiser of an arm."""
+    step = partial(on_parameters, fused=True) if setting.fast else on_parameters
     if arm.method == "SGD":
-        return partial(on_parameters, kind=torch.optim.SGD, lr=arm.lr, momentum=0.9)
+        return partial(step, kind=torch.optim.SGD, lr=arm.lr, momentum=0.9)
     if arm.method == "Adam":
-        return partial(on_parameters, kind=Adam, lr=arm.lr, eps=arm.damping)
+        return partial(step, kind=Adam, lr=arm.lr, eps=arm.damping)
     if arm.method == "AdamW":
-        return partial(on_parameters, kind=AdamW, lr=arm.lr, eps=arm.damping, weight_decay=arm.weight_decay)
+        return partial(step, kind=AdamW, lr=arm.lr, eps=arm.damping, weight_decay=arm.weight_decay)
     return partial(
         kfac,
         lr=arm.lr,
@@ -295,9 +300,10 @@ def study(item: str, setting: Setting, progress: Progress) -> Rows:
         each = {_folder(arm, seed, setting): (arm, recipe(arm, seed, setting)) for seed in seeds for arm in arms}
         done = train_all(
             {name: made for name, (_, made) in each.items()}, data, setting, item=f"damping-cifar-{setting.budget}",
-            finish=measured, progress=progress, cut=True, checkpoint_every=setting.pick(1, 1000, 10), train_subset=5000,
+            finish=measured, progress=progress, cut=True, checkpoint_every=setting.pick(1, 1000, 10),
+            evaluate_every=setting.pick(1, 1, 10), train_subset=5000,
         )  # fmt: skip
-        return [plain(each[name][0], run) for name, run in done.items()]
+        return [plain(each[name][0], run) | trained_in(each[name][1]) for name, run in done.items()]
 
     rows = trained(plan.arms)
     if item.startswith("figure12"):

@@ -71,8 +71,10 @@ class Runs:
         length = str(max((row["epoch"][-1] for row in own if row["epoch"]), default=0))
         if isinstance(arm, Arm):
             length += f" of {arm.epochs[-1]}"
+        how = f" in {own[0]['trained_in']}" if "trained_in" in own[0] else ""
         seeds = "1 seed" if len(own) == 1 else f"{len(own)} seeds"
-        return ", ".join(filter(None, (f"{own[0]['arm']}, {seeds}, {length} epochs: {means} %", trouble, learned(own))))
+        said = f"{own[0]['arm']}, {seeds}, {length} epochs{how}: {means} %"
+        return ", ".join(filter(None, (said, trouble, learned(own))))
 
 
 def learned(rows: Rows) -> str:

@@ -51,6 +51,7 @@ class Setting:
         seeds: How many, in the place of the budget's own number.
         runs: A folder for the training runs, which are kept there and resumed; None keeps nothing.
         workers: How many training runs at a time, each in a process of its own.
+        fast: Train in bfloat16 by compiled passes where a recipe allows it (`Recipe.fast`); rows and claims say so.
         executor: Takes every training run as a job, by `submit(function, *args)` whose answer has a `result()`: one of
             concurrent.futures, or submitit's AutoExecutor; needs `runs`. None trains here.
         until: The moment, as `time.time()` tells it, after which `train_all(cut=True)` begins no run; None for no end.
@@ -65,6 +66,7 @@ class Setting:
     seeds: int | None = None
     runs: Path | None = None
     workers: int = 1
+    fast: bool = False
     executor: Executor | None = field(default=None, compare=False, repr=False)
     until: float | None = None
     commit: str | None = None
@@ -152,7 +154,13 @@ class Outcome:
             "item": self.experiment.item,
             "title": self.experiment.title,
             "source": self.experiment.source,
-            "setting": {"budget": own.budget, "device": own.device, "seeds": own.seeds, "workers": own.workers},
+            "setting": {
+                "budget": own.budget,
+                "device": own.device,
+                "seeds": own.seeds,
+                "workers": own.workers,
+                **({"fast": True} if own.fast else {}),
+            },
             "seeds": sorted(int(seed) for seed in seeds),
             "commit": own.commit,
             "versions": {"ritz": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -21,6 +21,7 @@ from ..plan import Plan
 from ..reading import damaged
 from ..risk import Risk
 from ..space import random_bits, random_permutation
+from ..switches import timed_convolutions
 from .checkpoints import ELSEWHERE, Folder
 from .recipe import Averaging, Recipe
 
@@ -119,6 +120,11 @@ def evaluate(model: nn.Module, criterion: nn.Module, data: Data, batch_size: int
     return {name: value for name, value in found.items() if name == "loss" or not math.isnan(value)}
 
 
+def _forward(model: nn.Module, criterion: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = model(x)
+    return outputs, criterion(outputs, y)
+
+
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, and every module in its own afterwards: some may be frozen in it."""
@@ -150,6 +156,7 @@ class Loop:
         self.device = data["train"][0].device
         self.model = initial(recipe, self.device)
         self.criterion = recipe.loss()
+        self.compiled = torch.compile(_forward, dynamic=False) if recipe.fast else _forward
         self.optimizer = recipe.optimizer(self.model, self.course)
         self.base_rates = [group["lr"] for group in self.optimizer.param_groups]
         span = self.course.epochs if recipe.schedule_by == "epoch" else self.course.num_steps
@@ -203,7 +210,7 @@ class Loop:
         """All epochs that are left."""
         while not self.stop and self.epoch < self.course.epochs:
             key = int(random_bits(1, ("epoch", self.recipe.seed, self.epoch)))
-            with isolated_rng(key, self.device):
+            with isolated_rng(key, self.device), timed_convolutions(self.recipe.fast):
                 self._train_epoch()
                 self.epoch += 1
                 if not self.stop:
@@ -268,8 +275,9 @@ class Loop:
         self._set_mode()
         self._set_rates()
         self.optimizer.zero_grad()
-        outputs = self.model(x)
-        loss = self.criterion(outputs, y)
+        whole = len(x) == self.recipe.batch_size  # another size would be compiled for itself
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.fast):
+            outputs, loss = (self.compiled if whole else _forward)(self.model, self.criterion, x, y)
         penalty = torch.zeros_like(loss) if self.penalty is None else self.penalty(self.model, x, y)
         (loss if self.penalty is None else loss + penalty).backward()
         self.window.append((loss.detach(), penalty.detach(), _accuracy(outputs.detach(), y)))

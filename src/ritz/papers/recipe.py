@@ -102,6 +102,10 @@ class Recipe:
             so "until_refresh" of the learned damping, the first, and with flat damping "always". "never" is a control
             for both; BatchNorm then keeps the statistics that it has.
         loss_bound: A run with a loss that is not below this has diverged.
+        fast: Forward and backward passes of training in bfloat16 (`torch.autocast`), compiled, and by the convolutions
+            that cuDNN finds fastest. Weights, optimiser, evaluations and whatever is measured stay in float32. Not for
+            optimisers with hooks, such as KFAC, nor with a penalty; on a GPU a run that was killed is then resumed
+            closely, not to the bit.
         short_epochs: How many at the budget "short"; None for a tenth.
         seed: Of weights, batches, dropout and whatever the factories draw.
 
@@ -135,6 +139,7 @@ class Recipe:
     streaming: bool = False
     training_mode: Mode = "always"
     loss_bound: float = math.inf
+    fast: bool = False
     short_epochs: int | None = None
     seed: int = 0
 
@@ -160,6 +165,8 @@ class Recipe:
         for name, kinds in (("schedule_by", Unit), ("training_mode", Mode)):
             if getattr(self, name) not in get_args(kinds):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, got {getattr(self, name)!r}")
+        if self.fast and (self.penalty is not None or _is_hooked(self.optimizer)):
+            raise ValueError("fast is for plain training: neither a penalty nor KFAC goes with compiled passes")
         if self.damping is None and (self.streaming or self.training_mode == "until_refresh"):
             raise ValueError("streaming and training_mode='until_refresh' are for a damping that learns: there is none")
 
@@ -175,6 +182,13 @@ def _is_optimizer(made: Any) -> bool:
     """Whether an optimiser of torch was given as it is, which takes parameters and not a model."""
     kind = made.func if isinstance(made, partial) else made
     return isinstance(kind, type) and issubclass(kind, Optimizer)
+
+
+def _is_hooked(made: Any) -> bool:
+    """Whether it makes an optimiser that looks into the passes."""
+    while isinstance(made, partial):
+        made = made.func
+    return made is kfac
 
 
 def scaled(recipe: Recipe, budget: Budget) -> Recipe:
@@ -196,6 +210,17 @@ def scaled(recipe: Recipe, budget: Budget) -> Recipe:
     short = recipe.short_epochs or math.ceil(SHORT_SHARE * recipe.epochs)
     epochs = {"smoke": SMOKE_EPOCHS, "short": short, "paper": recipe.epochs}[budget]
     return replace(recipe, epochs=min(epochs, recipe.epochs))
+
+
+def trained_in(recipe: Recipe) -> dict[str, str]:
+    """What the row of a run says of a recipe that is `fast`; nothing of others.
+
+    Example:
+        >>> made = Recipe(name="", model=nn.Identity, optimizer=on_parameters, epochs=1, fast=True)
+        >>> trained_in(made), trained_in(replace(made, fast=False))
+        ({'trained_in': 'bfloat16'}, {})
+    """
+    return {"trained_in": "bfloat16"} if recipe.fast else {}
 
 
 # ------------------------------------------------------------------------------------------------- factories
