@@ -130,7 +130,8 @@ NETWORKS = {
     ),
     "vgg": Network("VGG-16-BN", vgg16_bn, 0.1, BOTH, 8, (0.03125, 1, 1)),
     "vgg16": Network(
-        "VGG-16", vgg16, 0.01, ("eval",), 15, (0.03125, 1, 1), steps=(3, 30, 100), probes=1, seeds=(2, 3, 5)
+        "VGG-16", vgg16, 0.01, ("eval",), 15, (0.03125, 1, 1), images=(8, 1280, 2560), steps=(3, 30, 30), probes=1,
+        seeds=(2, 3, 5),
     ),
 }  # fmt: skip
 
