@@ -187,7 +187,7 @@ NO = {
     "a kernel of one's own beside the identity": (Custom(lambda m, x: m.c((h := m.a(x)) + Kernel.apply(h))), "Kernel"),
     "TorchScript": (Custom(lambda m, x: m.c(scripted(m.a(x)))), "aten::tanh"),
     "spikes beside what they are taken from": (
-        Custom(lambda m, x: m.c((h := m.a(x)) - Surrogate.apply(h))), "Surrogate has its own gradient .*by operations of torch"
+        Custom(lambda m, x: m.c((h := m.a(x)) - Surrogate.apply(h))), "Surrogate has its own gradient, .*by operations of torch"
     ),
     "through a view": (Custom(lambda m, x: m.c((h := m.a(x)) * h.view(-1).view_as(h))), "aten::mul"),
     "through a write": (
