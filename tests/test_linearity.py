@@ -183,11 +183,14 @@ NO = {
     "norm": (Custom(lambda m, x: m.c(x) * m.a(x).norm()), "norm"),
     "complex numbers": (Custom(lambda m, x: m.c((m.a(x) * (1 + 1j)).abs())), "complex"),
     "a list of tensors": (Custom(lambda m, x: m.c(torch._foreach_exp([m.a(x)])[0])), "aten::_foreach_exp"),
-    "straight-through gradient": (Custom(lambda m, x: m.c(StraightThrough.apply(m.a(x)))), "StraightThrough has its own gradient"),
+    "straight-through gradient": (
+        Custom(lambda m, x: m.c(StraightThrough.apply(m.a(x)))), "StraightThrough has its own gradient"
+    ),
     "a kernel of one's own beside the identity": (Custom(lambda m, x: m.c((h := m.a(x)) + Kernel.apply(h))), "Kernel"),
     "TorchScript": (Custom(lambda m, x: m.c(scripted(m.a(x)))), "aten::tanh"),
     "spikes beside what they are taken from": (
-        Custom(lambda m, x: m.c((h := m.a(x)) - Surrogate.apply(h))), "Surrogate has its own gradient, .*by operations of torch"
+        Custom(lambda m, x: m.c((h := m.a(x)) - Surrogate.apply(h))),
+        "Surrogate has its own gradient, .*by operations of torch",
     ),
     "through a view": (Custom(lambda m, x: m.c((h := m.a(x)) * h.view(-1).view_as(h))), "aten::mul"),
     "through a write": (
