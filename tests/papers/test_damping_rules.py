@@ -59,10 +59,11 @@ def test_the_published_sign_turns_the_rule_round():
 
 def test_a_rule_that_trains_refutes_that_it_is_unstable_and_one_that_is_lost_does_not():
     text = f"{LM}'s damping does not give stable training: share of runs lost or at chance"
-    flat = rows(FLAT, [30.0, 31.0, 32.0])
-    assert judged(flat, rows(LM, [20.0, 21.0, 22.0]))[text].verdict == "refuted"
-    assert judged(flat, rows(LM, [1.0, 1.0, 1.0], "at chance"))[text].verdict == "holds"
-    assert judged(flat, rows(LM, [20.0, 21.0, 22.0]))[text].ours is False
+    flat = rows(FLAT, [30.0] * 6)
+    assert judged(flat, rows(LM, [20.0] * 6))[text].verdict == "refuted"
+    assert judged(flat, rows(LM, [1.0] * 6, "at chance"))[text].verdict == "holds in direction"  # 0.54 to 1
+    assert judged(flat, rows(LM, [1.0] * 5, "at chance"))[text].verdict == "not decidable"  # 0.48 to 1
+    assert judged(flat, rows(LM, [20.0] * 6))[text].ours is False
 
 
 def test_accuracies_are_compared_at_equal_epochs_and_at_equal_seconds():

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from scipy.stats import t
+from scipy.stats import binomtest, t
 
 from ritz.papers.base import Claim
-from ritz.papers.over_seeds import difference, geometric_mean, mean, ratio
+from ritz.papers.over_seeds import correlation, difference, geometric_mean, mean, ratio, share
 
 
 def verdict(measured):
@@ -46,3 +46,22 @@ def test_a_ratio_of_traces_that_are_not_positive_is_not_decidable():
     found = ratio({0: 1.0, 1: 1.0}, {0: 2.0, 1: -1.0})
     assert math.isnan(found.value)
     assert verdict(found) == "not decidable"
+
+
+@pytest.mark.parametrize("found", [[True] * 6, [False] * 5, [True, False, False], [True]])
+def test_the_share_of_runs_has_the_interval_of_a_binomial_test(found):
+    measured = share(found)
+    assert measured.value == sum(found) / len(found)
+    assert measured.interval() == pytest.approx(tuple(binomtest(sum(found), len(found)).proportion_ci()))
+
+
+def test_a_share_of_no_runs_is_no_number():
+    assert math.isnan(share([]).value)
+    assert verdict(share([])) == "not decidable"
+
+
+def test_the_interval_of_a_correlation_ends_at_one():
+    values = [0.9, 0.93]
+    assert correlation(values).interval() == (mean(values).interval()[0], 1.0)
+    assert mean(values).interval()[1] > 1
+    assert correlation(values[:1]).interval() == (-1.0, 1.0)  # one seed leaves all open

@@ -54,14 +54,15 @@ def faster(runs: Runs, where: str, text: str, first: Arm | str, second: Arm | st
 def diverges(
     runs: Runs, where: str, arm: Arm, expected: float = 1.0, *, quickly: bool = False, ours: bool = False
 ) -> Claim:
-    """A run that is lost early is lost; one that is not may be so later, and is short of the paper's epochs.
+    """All runs are meant: a few cannot show it, but one that does otherwise refutes it.
 
-    What diverges `quickly` is not short of epochs after so many steps.
+    A run that is lost early is lost; one that is not may be so later, and is short of the paper's epochs. What diverges
+    `quickly` is not short of epochs after so many steps.
     """
     word = "very quickly diverges" if quickly else "diverges" if expected else "trains"
     own = runs.of(arm)
-    share = runs.lost(arm) if len(own) >= LEAST_SEEDS else math.nan
-    early = share == 1 if expected else share > 0
+    share = runs.lost(arm)
+    early = float(share) == 1 if expected else float(share) > 0
     early |= quickly and min((row["steps"] for row in own), default=0) >= QUICKLY
     steps = f", {min(row['steps'] for row in own):,} steps and more" if own and quickly else ""
     twice = ""
@@ -69,7 +70,7 @@ def diverges(
         twice = f". Table 1 prints {TABLE1[arm][1]:g} % for this setting: the paper contradicts itself"
     return Claim(
         paper=PAPER, where=where, text=f"{arm.label}: {word}, share of lost runs", expected=expected,
-        measured=share, evidence=f"{runs.told(arm)}{steps}{twice}", ours=ours,
+        measured=share if len(own) >= LEAST_SEEDS else math.nan, evidence=f"{runs.told(arm)}{steps}{twice}", ours=ours,
         short_of="; ".join(filter(None, ("" if early else runs.epochs_short(arm), "" if ours else variant(arm)))),
     )  # fmt: skip
 

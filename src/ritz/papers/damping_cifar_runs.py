@@ -11,6 +11,7 @@ from torch import Tensor
 from ..results import Estimate
 from .damping_cifar import CHANCE, Arm
 from .experiment import Rows
+from .over_seeds import share
 
 PUBLISHED = "averages from the identity on and kl_clip 0.01 as published (here debiased, and 0.001)"
 
@@ -36,10 +37,9 @@ class Runs:
         """After a share of the epochs, one number for each seed."""
         return torch.tensor([accuracy(row, which, share) for row in self.of(arm)], dtype=torch.float64)
 
-    def lost(self, arm: Arm | str) -> float:
+    def lost(self, arm: Arm | str) -> Estimate:
         """The share of lost runs among those that left chance; NaN where none did."""
-        states = [row["state"] for row in self.of(arm) if row["state"] != "at chance"]
-        return states.count("lost") / len(states) if states else math.nan
+        return share(row["state"] == "lost" for row in self.of(arm) if row["state"] != "at chance")
 
     def decided(self, *arms: Arm | str) -> bool:
         """Whether any run of these arms was trained."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..results import Estimate
 from .base import Claim
 from .damping_cifar_runs import accuracy, at_time
 from .experiment import Rows
-from .over_seeds import geometric_mean, mean, ratio
+from .over_seeds import geometric_mean, mean, ratio, share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ LM_SIGN = f"{LM}, sign as published"
 FLAT_FREE, LM_FREE = f"{FLAT}, unclipped", f"{LM}, unclipped"
 PLACE = "a network of 21,836 parameters in place of VGG-16"
 START = 0.03
+HALF = 0.5  # of the runs: a rule that loses more of them has the direction of one that loses all
 ENOUGH = 0.1  # a tenth: an estimate that is off by no more is as good as that from all batches
 
 Row = Mapping[str, Any]
@@ -35,7 +37,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         >>> rows = [{**row, "seed": seed, "arm": arm, "test_accuracy": [end + seed], "at_bound": 0.0}
         ...         for seed in (0, 1) for arm, end in (("flat", 30.0), ("Levenberg-Marquardt", 31.0))]
         >>> [(claim.verdict, claim.ours) for claim in claims(rows)][:2]
-        [('refuted', False), ('holds', True)]
+        [('not decidable', False), ('not decidable', True)]
     """
     arms: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -66,10 +68,9 @@ def told(rows: Mapping[int, Row]) -> str:
     return f"{', '.join(parts)}; the damping ended at {ends_at}"
 
 
-def _failed(rows: Mapping[int, Row]) -> float:
+def _failed(rows: Mapping[int, Row]) -> Estimate:
     """The share of runs that are lost or at chance."""
-    states = [row["state"] != "trained" for row in rows.values()]
-    return sum(states) / len(states) if states else math.nan
+    return share(row["state"] != "trained" for row in rows.values())
 
 
 def _stable(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
@@ -78,7 +79,7 @@ def _stable(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
     if LM in arms:
         found.append(
             _claim(
-                where=f"section 7.1, by {PLACE}", expected=1.0, measured=_failed(arms[LM]),
+                where=f"section 7.1, by {PLACE}", expected=1.0, reference=HALF, measured=_failed(arms[LM]),
                 text=f"{LM}'s damping does not give stable training: share of runs lost or at chance",
                 evidence=told(arms[LM]),
             )
@@ -92,7 +93,7 @@ def _stable(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
         if arm in arms:
             found.append(
                 _claim(
-                    where="section 7.1", ours=True, expected=expected, measured=_failed(arms[arm]),
+                    where="section 7.1", ours=True, expected=expected, reference=HALF, measured=_failed(arms[arm]),
                     text=f"{text}: share of runs lost or at chance", evidence=told(arms[arm]),
                 )
             )  # fmt: skip

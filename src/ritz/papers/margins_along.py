@@ -39,7 +39,7 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
 from .loop import Training, initial
 from .margins_hutchinson import one_by_one
-from .margins_points import BOUND, NUM_POINTS, correlations, drawn, fit, load_grey, mean, paired, risk_of
+from .margins_points import BOUND, NUM_POINTS, correlations, drawn, fit, load_grey, mean, mean_r, paired, risk_of
 from .pool import train_all
 from .recipe import Recipe, on_parameters
 
@@ -232,7 +232,7 @@ def _by_the_rule(rows: Rows, step: int) -> list[Claim]:
         seen = {key: float(mean(key, values).value) for key, values in parts.items()}
         found.append(_claim(
             where="section 3.2.1", text=f"r of ACEHT and traces by PyHessian's rule after {step} steps: {word} points",
-            measured=mean("r", [one["filtered"] for one in own]), **about,
+            measured=mean_r("r", [one["filtered"] for one in own]), **about,
             evidence=f"{seen['n']:.0f} points of a seed, outliers removed; with them {seen['r']:.3f}, with exact "
             f"traces {seen['exact_r']:.3f}; mean error of an estimate {100 * seen['error']:.0f} % of the mean trace, "
             f"{seen['negative']:.0f} below 0, {seen['probes']:.0f} random vectors",
@@ -263,7 +263,7 @@ def _everywrong(rows: Rows, step: int, name: str, key: str, seen: str) -> list[C
     }
     return [_claim(
         where="section 3.2.1", text=f"no correlation over wrong points of all training data: r of traces and {name} "
-        f"after {step} steps", expected=0.0, tolerance=LOW, measured=mean("r", [one["r"] for one in found]),
+        f"after {step} steps", expected=0.0, tolerance=LOW, measured=mean_r("r", [one["r"] for one in found]),
         evidence=f"{seen}; {min(counts)} to {max(counts)} wrong points of a seed, for among the {NUM_POINTS} there are "
         f"{min(few)} to {max(few)}; outliers kept, without them "
         f"{float(mean('r', [one['filtered'] for one in found]).value):.3f}; {why[key]}",
@@ -292,7 +292,7 @@ def _values(rows: Rows, step: int, key: str, kind: str, how: str) -> list[float]
 
 
 def _mean(rows: Rows, step: int, key: str, kind: str, how: str) -> Any:
-    return mean(f"r after {step} steps", _values(rows, step, key, kind, how))
+    return mean_r(f"r after {step} steps", _values(rows, step, key, kind, how))
 
 
 def _listed(rows: Rows, step: int, key: str, kind: str, how: str) -> str:

@@ -41,7 +41,7 @@ from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
 from .loop import Training
-from .margins_points import BOUND, NUM_POINTS, correlations, fit, load_grey, mean, paired, risk_of
+from .margins_points import BOUND, NUM_POINTS, correlations, fit, load_grey, mean, mean_r, paired, risk_of
 from .pool import Finished, train_all
 from .recipe import Recipe, on_parameters
 
@@ -235,7 +235,7 @@ def _related(
     return _claim(
         where=where, text=f"{name}: {text} is {'0.8 to 1' if sign > 0 else '-1 to -0.8'} for correct points: {kind} "
         "batch", expected=sign * STRONG, relation=">=" if sign > 0 else "<=",
-        measured=mean(text, [one[how] for one in picked]), evidence=seen, ours=ours,
+        measured=mean_r(text, [one[how] for one in picked]), evidence=seen, ours=ours,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ scaled them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,15 +128,18 @@ def fit(train: Outputs, test: Outputs) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------- over seeds
 
 
-def mean(name: str, values: Sequence[float]) -> Estimate:
+def mean(name: str, values: Sequence[float], over: Callable[..., Estimate] = over_seeds.mean) -> Estimate:
     """The mean over seeds with its Student t interval; those that have no such number (NaN) are left out.
 
     Example:
-        >>> mean("r", [0.9, float("nan"), 0.8]).value
+        >>> mean("trace", [0.9, float("nan"), 0.8]).value
         0.85
     """
     known = [value for value in values if not math.isnan(value)]
-    return over_seeds.mean(known, name=name, convention=f"mean over {len(known)} seeds")
+    return over(known, name=name, convention=f"mean over {len(known)} seeds")
+
+
+mean_r = partial(mean, over=over_seeds.correlation)
 
 
 def paired(rows: Sequence[Mapping[str, Any]], key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Tensor:

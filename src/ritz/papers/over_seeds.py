@@ -1,7 +1,8 @@
 """Numbers of several seeds as one estimate: means, and differences and ratios at equal seed, with Student's t interval.
 
 One seed has no interval, and what is judged by it is not decidable; of no seed at all, and where a number is NaN, the
-estimate is NaN. Numbers that are paired are given by seed, and only seeds that both have are counted.
+estimate is NaN. The interval of a correlation ends at -1 and 1, and that of a share of runs is by their counts. Numbers
+that are paired are given by seed, and only seeds that both have are counted.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..intervals import Binomial
 from ..results import Estimate, from_samples
 
 
@@ -21,6 +23,31 @@ def mean(values: Iterable[float], **fields: Any) -> Estimate:
         (2.0, nan)
     """
     return from_samples(**{"name": "mean over seeds", "samples": _row(values)} | fields)
+
+
+def correlation(values: Iterable[float], **fields: Any) -> Estimate:
+    """The mean over seeds of a correlation, which is at most 1.
+
+    Example:
+        >>> [round(end, 2) for end in correlation([0.9, 0.93]).interval()]
+        [0.72, 1.0]
+    """
+    return mean(values, support=(-1.0, 1.0), **fields)
+
+
+def share(found: Iterable[bool], **fields: Any) -> Estimate:
+    """The share of runs of which something is true, with the interval of Clopper and Pearson.
+
+    Example:
+        >>> lost = share([True] * 6)
+        >>> lost.value, [round(end, 2) for end in lost.interval()]
+        (1.0, [0.54, 1.0])
+    """
+    hits = [bool(one) for one in found]
+    if not hits:
+        return mean([])
+    about = {"name": "share of runs", "rule": Binomial(sum(hits), len(hits)), "support": (0.0, 1.0)}
+    return mean(map(float, hits), **about | fields)
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:

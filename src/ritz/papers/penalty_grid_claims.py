@@ -12,7 +12,7 @@ from ..measures.study.correlation import spearman
 from ..results import Estimate
 from .base import Claim
 from .experiment import Rows
-from .over_seeds import difference, mean, ratio
+from .over_seeds import correlation, difference, ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def _gains(rows: Sequence[Row], decay: float) -> list[Claim]:
     if best != PUBLISHED_ETA and PUBLISHED_ETA in etas:
         found.append(claim("test_accuracy", "test accuracy", PUBLISHED_ETA, ">="))
     for key, name in (("gap_error", "gap of test and training error"), ("test_error", "test error")):
-        ranks = mean(_ranks([row for row in rows if row["seed"] == seed], key) for seed in seeds)
+        ranks = correlation(_ranks([row for row in rows if row["seed"] == seed], key) for seed in seeds)
         found.append(
             _claim(
                 where=where, ours=True, expected=0.0, relation=">=", measured=ranks,

@@ -21,7 +21,7 @@ from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
 from .mnist_mlp import Trained
-from .over_seeds import difference, mean, ratio
+from .over_seeds import correlation, difference, ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
             )
         )  # fmt: skip
     for key, where in (("test_error", "figure 1c"), ("gap", "section 4.1")):
-        ranks = mean(_ranks([row for row in rows if row["seed"] == seed], key) for seed in seeds)
+        ranks = correlation(_ranks([row for row in rows if row["seed"] == seed], key) for seed in seeds)
         found.append(
             claim(
                 where=f"{where}, beyond its weight decays", ours=True, expected=0.0,
