@@ -107,9 +107,8 @@ def test_training_on_the_other_trace_is_compared_at_equal_seed():
     grid = rows(val=(95.0, 96.0, 97.0), test=(95.0, 95.5, 96.0))
     lost = rows(val=(9.0,), test=(9.0,), etas=(1e-3,), trace=(7.0,), fits=(10.0,), form="hessian")
     found = {claim.text: claim for claim in penalty_grid_claims.claims(grid + lost)}
-    assert (
-        found["training on L + eta Tr H, eta 0.001, does not diverge: share of networks at chance"].verdict == "refuted"
-    )
+    share = found["training on L + eta Tr H, eta 0.001, does not diverge: share of networks at chance"]
+    assert (share.measured.value, share.verdict) == (1.0, "not decidable")  # three networks: 0.29 to 1
     (apart,) = (claim for text, claim in found.items() if "test accuracy after Tr H minus after Tr G" in text)
     assert (apart.verdict, float(apart.measured.value)) == ("refuted", pytest.approx(-87.0))
 

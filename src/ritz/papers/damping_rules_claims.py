@@ -10,7 +10,7 @@ from ..results import Estimate
 from .base import Claim
 from .damping_cifar_runs import accuracy, at_time
 from .experiment import Rows
-from .over_seeds import geometric_mean, mean, ratio, share
+from .over_seeds import HALF, geometric_mean, mean, ratio, share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,6 @@ LM_SIGN = f"{LM}, sign as published"
 FLAT_FREE, LM_FREE = f"{FLAT}, unclipped", f"{LM}, unclipped"
 PLACE = "a network of 21,836 parameters in place of VGG-16"
 START = 0.03
-HALF = 0.5  # of the runs: a rule that loses more of them has the direction of one that loses all
 ENOUGH = 0.1  # a tenth: an estimate that is off by no more is as good as that from all batches
 
 Row = Mapping[str, Any]

@@ -215,7 +215,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "damping", "rules", "rules for KFAC's damping, on a network of 21,836 parameters in place of VGG-16",
         "seed 004, section 7.1", damping_rules.run, damping_rules_claims.figure, damping_rules_claims.claims,
-        "20,000 images instead of 45,000, 4 epochs instead of 20, and 3 seeds instead of 5",
+        "20,000 images instead of 45,000, and 4 epochs instead of 20",
     ),
     _vgg16("table2", "SGD, Adam and damped Adam", "table 2"),
     _vgg16("figure12", "KFAC, damping learned from 0.03 and its controls", "figure 12"),

@@ -14,6 +14,8 @@ import torch
 from ..intervals import Binomial
 from ..results import Estimate, from_samples
 
+HALF = 0.5  # of the runs: what more of them do has the direction of what all do
+
 
 def mean(values: Iterable[float], **fields: Any) -> Estimate:
     """The mean over seeds; `fields` replace those of the estimate.

@@ -12,7 +12,7 @@ from ..measures.study.correlation import spearman
 from ..results import Estimate
 from .base import Claim
 from .experiment import Rows
-from .over_seeds import correlation, difference, ratio
+from .over_seeds import HALF, correlation, difference, ratio, share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +134,7 @@ def _forms(grid: Sequence[Row], hessian: Sequence[Row]) -> list[Claim]:
     where = "section 6, on a network without BatchNorm"
     found.append(
         _claim(
-            where=where, ours=True, expected=0.0, measured=sum(lost) / len(lost),
+            where=where, ours=True, expected=0.0, reference=HALF, measured=share(lost),
             text=f"training on L + eta Tr H, eta {eta:g}, does not diverge: share of networks at chance",
             evidence=f"{len(lost)} networks, {PLACE}; the least training accuracy is {least:.2f} %. The paper's "
             "network, whose training on Tr H diverged, has BatchNorm",
