@@ -2,14 +2,16 @@
 
     python benchmarks/reproductions.py --only damping/table2 margins/affine --budget short --device cuda --runs runs
     python benchmarks/reproductions.py --only damping/table1 damping/figure9 --runs runs --until 450
+    python benchmarks/reproductions.py --only damping/figure11 --device cuda --more --seeds 1      a seed more
     python benchmarks/reproductions.py --page results docs         the pages and their figures, from the files
     python benchmarks/reproductions.py --judge results             the claims anew from the rows that were measured
 
 Every result is written as soon as it is there, to OUT/PAPER/ITEM.json. An experiment that fails is told of at the end,
 and the next one goes on. With --runs a call that was killed goes on where it was. After --until seconds nothing more is
 begun: what is under way is finished, those experiments that can be judged on some of their runs (VGG-16 of damping,
-weight decays on CIFAR-100) are written with the runs that there are, and the rest is named. Data sets are found through
-RITZ_DATA or --data, a folder in torchvision's layout. `ritz reproduce` runs one paper and shows the numbers.
+weight decays on CIFAR-100) are written with the runs that there are, and the rest is named. --more adds seeds to the
+results that are in OUT and judges all of them together: a short job can leave the next seeds to another. Data sets are
+found through RITZ_DATA or --data, a folder in torchvision's layout. `ritz reproduce` runs one paper and shows numbers.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from pathlib import Path
 from ritz.nonfinite import in_numbers, in_words
 from ritz.papers import experiments
 from ritz.papers.experiment import Experiment, Setting, write_result
-from ritz.papers.pages import read_results, write_pages
+from ritz.papers.pages import read_result, read_results, write_pages
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,20 +38,21 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     return list(dict.fromkeys(found))
 
 
-def run(found: Sequence[Experiment], settings: Callable[[], Setting], out: Path) -> list[str]:
+def run(found: Sequence[Experiment], settings: Callable[[Experiment], Setting], out: Path) -> list[str]:
     """Run each and write what came out; returns the names of those that failed."""
     failed = []
     for number, one in enumerate(found, 1):
-        name, setting = f"{one.paper}/{one.item}", settings()
+        name = f"{one.paper}/{one.item}"
         print(f"[{number} of {len(found)}] {name}: {one.title}", flush=True)
-        if setting.time_is_up:
-            print("time is up: not run", flush=True)
-            continue
         try:
+            setting = settings(one)
+            if setting.time_is_up:
+                print("time is up: not run", flush=True)
+                continue
             outcome = experiments.reproduce(one, setting, _say())
             if setting.left:
                 print(f"time is up: {len(setting.left)} not begun: {', '.join(setting.left)}", flush=True)
-            if not outcome.rows:
+            if len(outcome.rows) == (len(setting.before["rows"]) if setting.before else 0):
                 continue
             target = outcome.write(out)
         except Exception:  # another one may do better
@@ -104,6 +107,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="training runs at a time, each in a process of its own")
     parser.add_argument("--fast", action="store_true", help="train in bfloat16, compiled, where a recipe allows it")
     parser.add_argument("--runs", type=Path, help="folder in which training runs are kept and resumed")
+    parser.add_argument("--more", action="store_true", help="add seeds to the results in OUT, after those they have")
     parser.add_argument("--seeds", type=int, help="how many, in the place of the budget's own number")
     parser.add_argument("--until", type=float, metavar="SECONDS", help="from the start, after which nothing is begun")
     parser.add_argument("--commit", help="of the code, where git cannot say")
@@ -124,12 +128,14 @@ def main() -> int:
 
     until = None if args.until is None else time.time() + args.until
 
-    def settings() -> Setting:
-        return Setting(**{name: getattr(args, name) for name in given}, until=until)
+    def settings(one: Experiment) -> Setting:
+        before = read_result(args.out, one) if args.more else None
+        return Setting(**{name: getattr(args, name) for name in given}, until=until, before=before)
 
     try:
         found = chosen(args.only)
-        settings()
+        for one in found:
+            settings(one)
     except ValueError as error:
         parser.error(str(error))
     failed = run(found, settings, args.out)

@@ -71,6 +71,33 @@ def test_json_is_one_array_of_what_is_written(tmp_path, capsys):
     assert (captured.out, len(captured.err.splitlines())) == ("", 1)
 
 
+def test_seeds_are_added_to_the_result_that_there_is(tmp_path, seen, monkeypatch, capsys):
+    def alike(setting, progress):
+        seen.append(setting)
+        rows = [{"seed": seed, "r": 0.97 + seed / 100} for seed in setting.seed_range(2, 2, 2)]
+        return rows, judged(rows)
+
+    def judged(rows):
+        last = max(row["r"] for row in rows)
+        return [Claim(paper="seed 003", where="", text="r, the largest", expected=1.0, relation="<=", measured=last)]
+
+    table = (Experiment("margins", "affine", "traces", "", alike, claims=judged),)
+    monkeypatch.setattr(experiments.find, "__defaults__", (None, table))
+    words = ["reproduce", "margins", "affine", "--out", str(tmp_path), "--more"]
+    assert main([*words, "--seeds", "1"]) == 2
+    assert "error bars need two seeds or more, got 1" in capsys.readouterr().err  # there is no result yet
+    for seeds in (2, 3, 1):
+        assert main([*words, "--seeds", str(seeds)]) == 0
+    found = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
+    assert [row["seed"] for row in found["rows"]] == found["seeds"] == [0, 1, 2, 3, 4, 5]
+    assert [list(one.seed_range(2, 2, 2)) for one in seen] == [[0, 1], [2, 3, 4], [5]]
+    assert [claim["verdict"] for claim in found["claims"]] == ["refuted"]  # by the last of all
+    assert "1 refuted" in capsys.readouterr().out
+    assert main([*words, "--seeds", "1", "--budget", "paper"]) == 2
+    assert "it is of budget short, this is paper" in capsys.readouterr().err
+    assert len(seen) == 3
+
+
 def test_a_quick_run_does_not_take_the_place_of_a_long_one(tmp_path, capsys, seen):
     words = ["reproduce", "margins", "affine", "--out", str(tmp_path)]
     assert main(words) == 0

@@ -70,7 +70,7 @@ def test_an_item_runs_at_smoke_budget_and_its_rows_are_json(item):
 def test_an_arm_as_published_and_an_adam_that_learns_run(monkeypatch):
     arms = [replace(arm, epochs=(1, 1, 1)) for arm in (STUDIES["figure12-code"].arms[0], study.RAMP_LEARNED)]
     few(monkeypatch, "figure14", *arms)
-    monkeypatch.setattr(Setting, "num_seeds", lambda *args: 1)
+    monkeypatch.setattr(Setting, "seed_range", lambda *args: range(1))
     rows = study.study("figure14", Setting("smoke"), lambda *args: None)
     assert {row["stop"] for row in rows} == {"finished"}
     assert [row["damping"][0] > arm.damping for row, arm in zip(rows, arms, strict=True)] == [True, True]

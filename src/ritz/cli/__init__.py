@@ -53,6 +53,7 @@ def _reproduce(
     workers: int = 1,
     runs: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: nothing is kept)")] = None,
     fast: Switch = False,
+    more: Switch = False,
     slurm: Annotated[str | None, arg(metavar="PARTITION", help_behavior_hint="")] = None,
     commit: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: git's)")] = None,
     json: Switch = False,
@@ -72,6 +73,7 @@ def _reproduce(
         workers: Number of training runs at a time, each in its own process on the same device.
         runs: Folder for training runs, which are resumed after a kill and not repeated.
         fast: Train in bfloat16 by compiled passes, if the method allows it; measure in float32. Results say so.
+        more: Add seeds to the results that are in OUT, after those that they have, and judge all together.
         slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all
             machines see. Data and measurements stay with this command.
         commit: Commit of the code, if git cannot tell.
@@ -80,8 +82,8 @@ def _reproduce(
     from .reproduce import run
 
     return run(
-        paper, item, out, slurm, json, budget=budget, data=data, device=device, seeds=seeds, workers=workers, runs=runs,
-        fast=fast, commit=commit,
+        paper, item, out, slurm, json, more, budget=budget, data=data, device=device, seeds=seeds, workers=workers,
+        runs=runs, fast=fast, commit=commit,
     )  # fmt: skip
 
 

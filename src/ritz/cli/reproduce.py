@@ -25,23 +25,26 @@ BUDGETS = ("smoke", "short", "paper")  # from the shortest to the longest
 
 
 def run(
-    paper: str | None, item: str | None, out: Path, slurm: str | None = None, as_json: bool = False, **setting: Any
-) -> int:
+    paper: str | None, item: str | None, out: Path, slurm: str | None = None, as_json: bool = False, more: bool = False,
+    **setting: Any,
+) -> int:  # fmt: skip
     """The whole command, with the settings of `Setting`; returns the exit status."""
     stdout, results = sys.stdout, list[Any]()
     with no_stdout() if as_json else contextlib.nullcontext():
-        status = _run(paper, item, out, slurm, results, quiet=as_json, **setting)
+        status = _run(paper, item, out, slurm, results, quiet=as_json, more=more, **setting)
     if as_json and status == DONE:
         print(json.dumps(results, allow_nan=False), file=stdout, flush=True)
     return status
 
 
 def _run(
-    paper: str | None, item: str | None, out: Path, slurm: str | None, results: list[Any], quiet: bool, **setting: Any
-) -> int:
+    paper: str | None, item: str | None, out: Path, slurm: str | None, results: list[Any], quiet: bool, more: bool,
+    **setting: Any,
+) -> int:  # fmt: skip
     """The command, whose results are put into a list as they come."""
     from ..papers import experiments
     from ..papers.experiment import Setting
+    from ..papers.pages import read_result
     from ..workers import RunFailed
 
     console = new_console()
@@ -52,7 +55,8 @@ def _run(
         return DONE
     try:
         found = experiments.find(paper, item)
-        made = Setting(**setting)
+        before = [read_result(out, one) if more else None for one in found]
+        made = Setting(**setting, before=before[0])
         if slurm is not None:
             cluster.check()
             if made.runs is None:
@@ -61,9 +65,10 @@ def _run(
         for one in found:
             _check_target(out, one, made.budget)
         out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
-        for one in found:
+        settings = [replace(made, before=there) for there in before]  # each its own, which notes its recipes
+        for one, own in zip(found, settings, strict=True):
             with counting(console, quiet) as progress:
-                outcome = experiments.reproduce(one, replace(made), progress)  # its own, which notes its recipes
+                outcome = experiments.reproduce(one, own, progress)
             written = outcome.write(out)
             results.append(json.loads(written.read_text(encoding="utf8")))
             if not quiet:

@@ -409,7 +409,7 @@ def run_decays(network: str, setting: Setting, progress: Progress) -> tuple[Rows
     arms = {decay_arm(decay): {"weight_decay": decay} for decay in _of(setting, known.decays)}
     recipes = {
         (arm, seed): sgd_recipe(network, setting, seed, about["weight_decay"])
-        for seed in range(setting.num_seeds(*known.seeds))
+        for seed in setting.seed_range(*known.seeds)
         for arm, about in arms.items()
     }
     rows = train_arms(network, arms, recipes, setting, progress, cut=True)
@@ -419,7 +419,7 @@ def run_decays(network: str, setting: Setting, progress: Progress) -> tuple[Rows
 def run_optimisers(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """VGG-16-BN by SGD and by Gadam."""
     recipes = {}
-    for seed in range(setting.num_seeds(2, 3, 4)):
+    for seed in setting.seed_range(2, 3, 4):
         recipes["SGD", seed] = sgd_recipe("vgg", setting, seed, 5e-4)
         recipes["Gadam", seed] = gadam_recipe(setting, seed)
     arms = {"SGD": {"weight_decay": 5e-4}, "Gadam": {"weight_decay": 0.25}}

@@ -296,7 +296,7 @@ def study(item: str, setting: Setting, progress: Progress) -> Rows:
     if item not in STUDIES:
         raise ValueError(f"there is no item {item!r}; there are {', '.join(STUDIES)}")
     plan, data = STUDIES[item], load_data("vgg16", setting)
-    seeds = range(setting.num_seeds(*plan.seeds))
+    seeds = setting.seed_range(*plan.seeds)
     measured = partial(finish, images=setting.pick(*plan.images), num_steps=setting.pick(2, 12, 100))
 
     def trained(arms: Iterable[Arm]) -> Rows:

@@ -158,7 +158,7 @@ def recipe(arm: Arm, seed: int, setting: Setting) -> Recipe:
 def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """Every arm for every seed, seed by seed."""
     data = load_data(setting)
-    seeds = range(setting.num_seeds(2, 6, 6))  # as few as tell, by their share, what fails mostly
+    seeds = setting.seed_range(2, 6, 6)  # as few as tell, by their share, what fails mostly
     recipes = {f"{arm.label}, seed {seed}": recipe(arm, seed, setting) for seed in seeds for arm in ARMS}
     measured = partial(finish, probes=setting.pick(2, 4, 8), size=setting.pick(8, 128, 128))
     done = train_all(

@@ -34,7 +34,7 @@ SEVERAL = 2
 
 def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """VGG-16 by SGD, Adam and damped Adam, its spectra, and what the paper says of them."""
-    seeds = range(setting.num_seeds(*NETWORKS[NETWORK].seeds))
+    seeds = setting.seed_range(*NETWORKS[NETWORK].seeds)
     recipes = {(name, seed): recipe(arm, seed, setting) for seed in seeds for name, arm in ARMS.items()}
     about = {name: {"setting": arm.label} for name, arm in ARMS.items()}
     rows = train_arms(NETWORK, about, recipes, setting, progress, cut=True)

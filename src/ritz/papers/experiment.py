@@ -23,7 +23,9 @@ from ..files import write_text
 from ..nonfinite import in_words
 from ..provenance import own_commit
 from ..results import Estimate
+from .added import Result, next_seed, refuse_other_recipes, refuse_other_setting, together
 from .base import Claim
+from .grouping import flat, grouped
 from .recipe import Budget
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Setting:
             concurrent.futures, or submitit's AutoExecutor; needs `runs`. None trains here.
         until: The moment, as `time.time()` tells it, after which `train_all(cut=True)` begins no run; None for no end.
         commit: Of the code; None asks git, which knows where the package is a checkout.
+        before: A result to which seeds are added, after those that it has; its file as it was read.
         recipes: What was trained, by name; `train_all` notes it here, as plain data.
         left: The names of runs that were not begun; `train_all` notes them here.
     """
@@ -70,14 +73,18 @@ class Setting:
     executor: Executor | None = field(default=None, compare=False, repr=False)
     until: float | None = None
     commit: str | None = None
+    before: Result | None = field(default=None, compare=False, repr=False)
     recipes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     left: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.budget not in get_args(Budget):
             raise ValueError(f"budget must be one of {', '.join(get_args(Budget))}, got {self.budget!r}")
-        if self.seeds is not None and self.seeds < 2:
+        least = 2 if self.before is None else 1
+        if self.seeds is not None and self.seeds < least:
             raise ValueError(f"error bars need two seeds or more, got {self.seeds}")
+        if self.before is not None:
+            refuse_other_setting(self.before, self.budget, self.device, self.fast)
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
         if self.executor is not None and self.runs is None:
@@ -93,9 +100,21 @@ class Setting:
         """The number for this budget."""
         return {"smoke": smoke, "short": short, "paper": paper}[self.budget]
 
-    def num_seeds(self, smoke: int, short: int, paper: int) -> int:
-        """How many seeds."""
-        return self.seeds or self.pick(smoke, short, paper)
+    def seed_range(self, smoke: int, short: int, paper: int) -> range:
+        """The seeds that are to be run.
+
+        Example:
+            >>> alike = {"seeds": [0, 1], "setting": {"budget": "smoke", "device": "cpu"}}
+            >>> Setting().seed_range(2, 4, 8), Setting(seeds=1, before=alike).seed_range(2, 4, 8)
+            (range(0, 2), range(2, 3))
+        """
+        first = 0 if self.before is None else next_seed(self.before)
+        return range(first, first + (self.seeds or self.pick(smoke, short, paper)))
+
+    def check_recipes(self, recipes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse to train otherwise than the result was that seeds are added to."""
+        if self.before is not None:
+            refuse_other_recipes(self.before, {run: flat(recipe) for run, recipe in in_words(recipes).items()})
 
     @property
     def time_is_up(self) -> bool:
@@ -149,7 +168,7 @@ class Outcome:
         own = self.setting
         cuda = own.device.startswith("cuda")
         seeds = {row["seed"] for row in self.rows if "seed" in row} | {told["seed"] for told in own.recipes.values()}
-        return {
+        found = {
             "paper": self.experiment.paper,
             "item": self.experiment.item,
             "title": self.experiment.title,
@@ -171,6 +190,7 @@ class Outcome:
             "claims": [plain_claim(claim) for claim in self.claims],
             "rows": self.rows,
         }
+        return found if own.before is None else together(own.before, found)
 
 
 def write_result(result: Mapping[str, Any], folder: Path) -> Path:
@@ -183,41 +203,6 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
         text = _json(value) if inner is None else "[\n  " + ",\n  ".join(map(_json, inner)) + "\n ]"
         entries.append(f" {_json(key)}: {text}")
     return write_text(target, "{\n" + ",\n".join(entries) + "\n}\n")
-
-
-def grouped(recipes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Recipes once for all runs that differ in name and seed alone: the first in full, of others what is different.
-
-    Example:
-        >>> rate = {"call": "SGD", "keywords": {"lr": 0.1}}
-        >>> first = {"name": "slow", "epochs": 3, "optimizer": rate, "seed": 0}
-        >>> other = {**first, "optimizer": {"call": "SGD", "keywords": {"lr": 1.0}}}
-        >>> for group in grouped({"a": first, "b": {**first, "seed": 1}, "c": other}):
-        ...     print(group)
-        {'runs': ['a', 'b'], 'recipe': {'epochs': 3, 'optimizer.call': 'SGD', 'optimizer.keywords.lr': 0.1}}
-        {'runs': ['c'], 'differs': {'optimizer.keywords.lr': 1.0}}
-    """
-    groups: dict[str, dict[str, Any]] = {}
-    first: dict[str, Any] = {}
-    for run, recipe in recipes.items():
-        flat = _flat({key: value for key, value in recipe.items() if key not in ("name", "seed", "type")})
-        first = first or flat
-        if flat == first:
-            said = {"recipe": flat}
-        else:
-            said = {"differs": {key: flat.get(key) for key in {**first, **flat} if flat.get(key) != first.get(key)}}
-        groups.setdefault(_json(said), {"runs": [], **said})["runs"].append(run)
-    return list(groups.values())
-
-
-def _flat(node: Any, where: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with the ways into them for keys; what is empty is left out."""
-    if not isinstance(node, dict):
-        return {} if node in (None, []) else {where: node}
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        found |= _flat(value, f"{where}.{key}" if where else key)
-    return found
 
 
 def _json(node: Any) -> str:

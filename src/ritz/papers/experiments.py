@@ -38,6 +38,7 @@ from . import (
     trace_penalty,
     weight_norms,
 )
+from .added import refuse_other_experiment, rows_of
 from .base import Claim
 from .data.images import load_images
 from .experiment import Experiment, Outcome, Progress, Rows, Setting, plain_claim
@@ -47,7 +48,7 @@ def _affine(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     (X, y), _ = load_images("MNIST", setting.data, setting.device)
     train = (X + 1) / 2, y  # pixels in [0, 1]
     num = setting.pick(60, affine.NUM_IMAGES, affine.NUM_IMAGES)
-    seeds = range(setting.num_seeds(2, 8, 8))
+    seeds = setting.seed_range(2, 8, 8)
     rows = affine.study(train, seeds, num, partial(progress, "predictors"))
     return rows, affine.claims(rows)
 
@@ -57,7 +58,7 @@ def _mlp(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     most = setting.pick(256, len(train[0]), len(train[0]))
     train, val, test = ((X[:most], y[:most]) for X, y in (train, val, test))
     trained = mnist_mlp.train_many(
-        train, range(setting.num_seeds(2, 4, 20)), epochs=setting.pick(1, 10, 50),
+        train, setting.seed_range(2, 4, 20), epochs=setting.pick(1, 10, 50),
         progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows = mnist_mlp.measure_rows(
@@ -86,7 +87,7 @@ def _logistic(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
         train, test = load_images(name, setting.data, setting.device)
         test = tuple(part[: setting.pick(200, 10_000, 10_000)] for part in test)  # type: ignore[assignment]
         results[name] = []
-        for seed in range(setting.num_seeds(2, 2, 4)):
+        for seed in setting.seed_range(2, 2, 4):
             own = logistic_damping.draw(train, seed, setting.pick(60, 1000, 1000))
             said = partial(progress, f"steps, {name}, seed {seed}")
             results[name].append(logistic_damping.train_descent(own, test, seed, steps=steps))
@@ -264,9 +265,19 @@ def find(paper: str, item: str | None = None, table: Sequence[Experiment] = EXPE
 
 
 def reproduce(experiment: Experiment, setting: Setting, progress: Progress | None = None) -> Outcome:
-    """Run one experiment."""
+    """Run one experiment; with `setting.before` its next seeds, and judge them with those that were run before.
+
+    Raises:
+        ValueError: If the result before is of another experiment, or made otherwise.
+    """
+    before, judged = setting.before, experiment.claims
+    if before is not None:
+        refuse_other_experiment(before, experiment.paper, experiment.item, judged is not None)
     start = time.perf_counter()
     rows, claims = experiment.run(setting, progress or (lambda what, done, total: None))
+    if before is not None and judged is not None:
+        rows = rows_of(before, rows)
+        claims = judged(rows)
     own = [claim for claim in claims if claim.paper in PAPERS[experiment.paper]]
     return Outcome(experiment, setting, rows, own, time.perf_counter() - start)
 

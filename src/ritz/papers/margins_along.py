@@ -96,9 +96,7 @@ def run(item: str, setting: Setting, progress: Progress) -> tuple[Rows, list[Cla
     data = load_grey("MNIST", setting, setting.pick(360, 60_000, 60_000), setting.pick(200, 10_000, 10_000))
     stops = {"smoke": (1, 4), "short": course.short_stops, "paper": course.stops}[setting.budget]
     batch_size = min(course.batch_size, setting.pick(120, 60_000, 60_000))
-    recipes = {
-        f"seed{seed}": recipe(seed, stops[-1], item, batch_size) for seed in range(setting.num_seeds(*course.seeds))
-    }
+    recipes = {f"seed{seed}": recipe(seed, stops[-1], item, batch_size) for seed in setting.seed_range(*course.seeds)}
     num, num_ruled = setting.pick(60, NUM_POINTS, NUM_POINTS), setting.pick(3, NUM_RULED, NUM_RULED)
     finish = partial(measured, num=num, num_ruled=num_ruled if course.ruled else 0)
     runs = train_all(

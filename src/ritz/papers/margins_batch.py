@@ -70,7 +70,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
                 seed, sizes["small" if kind == "small" else "large"], total, len(data["train"][0])
             )
             for kind, total in kinds.items()
-            for seed in range(setting.num_seeds(2, 3, 5))
+            for seed in setting.seed_range(2, 3, 5)
         }
         runs = train_all(
             recipes, data, setting, item="batches", finish=finish, progress=progress, evaluate_every=20,

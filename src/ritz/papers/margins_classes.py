@@ -58,7 +58,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     for classes in counts:
         data = {"train": first_classes(images["train"], classes, per_class)}
         recipes = {
-            f"classes{classes}-seed{seed}": recipe(classes, seed, epochs) for seed in range(setting.num_seeds(2, 4, 4))
+            f"classes{classes}-seed{seed}": recipe(classes, seed, epochs) for seed in setting.seed_range(2, 4, 4)
         }
         runs = train_all(
             recipes, data, setting, item="classes", finish=finish, progress=progress, evaluate_every=epochs,

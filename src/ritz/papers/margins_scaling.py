@@ -44,7 +44,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """Train until all points are right, scale, measure, judge."""
     data = load_grey("MNIST", setting, setting.pick(100, NUM_IMAGES, NUM_IMAGES), setting.pick(100, 10_000, 10_000))
     epochs = setting.pick(30, 40, 40)
-    recipes = {f"seed{seed}": recipe(seed, epochs) for seed in range(setting.num_seeds(2, 3, 5))}
+    recipes = {f"seed{seed}": recipe(seed, epochs) for seed in setting.seed_range(2, 3, 5)}
     runs = train_all(
         recipes, data, setting, item="scaling", finish=partial(measured, num_steps=setting.pick(3, 20, 30)),
         progress=progress, evaluate_every=epochs, checkpoint_every=epochs,

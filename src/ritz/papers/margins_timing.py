@@ -53,12 +53,12 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     data = load_grey("MNIST", setting, setting.pick(360, WHOLE, WHOLE), setting.pick(50, 10_000, 10_000))
     model = train(recipe(0, 1), data, train_subset=1000).model
     num, many = setting.pick(3, 100, 500), setting.pick(20, 2000, 10_000)
-    repeats = setting.num_seeds(2, 4, 8)
+    seeds = setting.seed_range(2, 4, 8)
     measure_once(model, data["train"], 2, 2, seed=-1)  # what is loaded and chosen on the first call is not timed
     rows = []
-    for seed in range(repeats):
+    for seed in seeds:
         rows.append(measure_once(model, data["train"], num, many, seed))
-        progress("repetitions", seed + 1, repeats)
+        progress("repetitions", len(rows), len(seeds))
     return rows, claims(rows)
 
 

@@ -101,7 +101,7 @@ def _dense(setting: Setting, train: Data, progress: Progress) -> Rows:
             name="small network, SGD", model=model, optimizer=partial(optimizer, momentum=0.9),
             epochs=setting.pick(1, 20, 20), batch_size=setting.pick(16, BATCH, BATCH), seed=seed,
         )
-        for seed in range(setting.num_seeds(2, 2, 2))
+        for seed in setting.seed_range(2, 2, 2)
     }  # fmt: skip
     finish = partial(
         take_apart, block=setting.pick(4, 32, 32), middle=setting.pick(16, BATCH, BATCH),
@@ -171,7 +171,7 @@ def _vgg(setting: Setting, train: Data) -> Rows:
         pixels, y = load("CIFAR100", setting.data, setting.device)
         X = DATASETS["CIFAR100"].norm("vgg16")(pixels[:1024])
     rows: Rows = []
-    for seed in range(setting.num_seeds(2, 2, 2)):
+    for seed in setting.seed_range(2, 2, 2):
         model = (lenet5(seed=seed) if smoke else vgg16(seed=seed)).to(setting.device)
         size = setting.pick(8, 16, 16)
         found = _noise(model, (X[:1024], y[:1024]), size, num_batches=4, num_probes=2, seed=seed)
@@ -205,7 +205,7 @@ def _gap(setting: Setting, train: Data, test: Data, progress: Progress) -> Rows:
     step = partial(kfac, lr=RATE, damping=DAMPING, kl_clip=CLIP)
     sgd = partial(on_parameters, kind=torch.optim.SGD, lr=0.8, momentum=0.9)
     recipes = {}
-    for seed in range(setting.num_seeds(2, 3, 4)):
+    for seed in setting.seed_range(2, 3, 4):
         recipes[f"flat, seed {seed}"] = Recipe(name="flat", optimizer=step, seed=seed, **common)
         for gap in gaps:
             learn = partial(auto_damping, every=gap)

@@ -105,6 +105,16 @@ def read_results(folder: Path, table: Sequence[Experiment] = EXPERIMENTS) -> lis
     )
 
 
+def read_result(folder: Path, experiment: Experiment) -> Result | None:
+    """The result of an experiment, if the folder has one.
+
+    Raises:
+        ValueError: If the file is no result.
+    """
+    path = folder / experiment.paper / f"{experiment.item}.json"
+    return _read(path) if path.exists() else None
+
+
 def _read(path: Path) -> Result:
     """A file of a result, if it has all that the page tells of it."""
     found = read_json(path, _REMEDY)

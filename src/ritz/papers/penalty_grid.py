@@ -119,7 +119,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, val, test = mnist_mlp.load_mnist(setting.data, setting.device)
     most = setting.pick(64, len(train[0]), len(train[0]))
     parts = {name: (X[:most], y[:most]) for name, (X, y) in {"train": train, "val": val, "test": test}.items()}
-    epochs, seeds = setting.pick(1, 20, 50), range(setting.num_seeds(2, 5, 8))
+    epochs, seeds = setting.pick(1, 20, 50), setting.seed_range(2, 5, 8)
     rows: Rows = []
     for eta, form in ARMS:
         about = {"eta": eta, "form": form}

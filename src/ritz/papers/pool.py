@@ -85,6 +85,7 @@ def train_all(
 
     Raises:
         TypeError: If something that has to be pickled or described cannot be.
+        ValueError: If seeds are added to a result (`setting.before`) that was trained otherwise.
         RunFailed: If a run failed in another process, with its name; those under way are finished first.
 
     Example:
@@ -95,6 +96,8 @@ def train_all(
         >>> train_all({"seed 0": recipe}, data, Setting(), item="toy")["seed 0"].last("train/accuracy")
         1.0
     """
+    told = {f"{item}/{name}": _told(recipe) for name, recipe in recipes.items()}
+    setting.check_recipes(told)
     kept = None if setting.runs is None else Path(setting.runs) / item
     folders = {name: None if kept is None else kept / name for name in recipes}
     apart = setting.executor is not None or setting.workers > 1
@@ -105,16 +108,16 @@ def train_all(
     found: dict[str, Finished | None] = {}
     in_time = not (cut and setting.time_is_up)
     if in_time and (setting.executor is not None or (apart and len(left) > 1)):
-        told = None if progress is None else partial(progress, "runs")
+        counted = None if progress is None else partial(progress, "runs")
         with _written(data, None if setting.executor is None else kept) as source:
             given = (source, tuple(data), str(data["train"][0].device))
             tasks: dict[str, Task] = {
                 name: (_one_apart, (given, name, recipes[name], folders[name], finish, options, until)) for name in left
             }
             if setting.executor is None:
-                found = side_by_side(tasks, setting.workers, told)
+                found = side_by_side(tasks, setting.workers, counted)
             else:
-                found = gathered(submitted(tasks, setting.executor), tasks, told)
+                found = gathered(submitted(tasks, setting.executor), tasks, counted)
     for name, recipe in recipes.items():
         if name not in found:
             said = None if progress is None else partial(progress, f"steps, {name}")
@@ -122,7 +125,7 @@ def train_all(
             found[name] = _one(name, recipe, data, folders[name], finish, {**options, "progress": said}, late)
     setting.left.extend(name for name in recipes if found[name] is None)
     done = {name: run for name in recipes if (run := found[name]) is not None}
-    setting.recipes.update({f"{item}/{name}": _told(recipes[name]) for name in done})
+    setting.recipes.update({run: recipe for run, recipe in told.items() if run.removeprefix(f"{item}/") in done})
     return done
 
 

@@ -81,7 +81,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
         num = setting.pick(split // 180, split, split)
         train = full[0][:num], full[1][:num]
         trained = mnist_mlp.train_many(
-            train, range(setting.num_seeds(2, 4, 4)), epochs=epochs, make=make_network,
+            train, setting.seed_range(2, 4, 4), epochs=epochs, make=make_network,
             progress=partial(progress, f"epochs on {num:,} images"),
         )  # fmt: skip
         found = mnist_mlp.measure_rows(

@@ -66,7 +66,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     num = setting.pick(64, 2000, 5000)
     (X, y), _, _ = mnist_mlp.load_mnist(setting.data, setting.device)
     data = X[:num], y[:num]
-    seeds = range(setting.num_seeds(2, 4, 4))
+    seeds = setting.seed_range(2, 4, 4)
     steps, every = setting.pick(4, 800, 2000), setting.pick(2, 40, 50)
     rows: Rows = []
     few = tuple(replace(descent, rates=descent.rates[:1]) for descent in DESCENTS[::2])

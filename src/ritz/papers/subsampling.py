@@ -61,7 +61,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     """Train, measure the moments of batches, then the log-determinants of sub-samples."""
     (X, y), _, _ = mnist_mlp.load_mnist(setting.data, setting.device)
     num = setting.pick(200, 5000, 55_000)
-    data, seeds = (X[:num], y[:num]), range(setting.num_seeds(2, 2, 3))
+    data, seeds = (X[:num], y[:num]), setting.seed_range(2, 2, 3)
     sizes: tuple[int, ...] = (8,) if setting.budget == "smoke" else (32, 128, 512)
     trained = mnist_mlp.train_many(
         data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), progress=partial(progress, "epochs")

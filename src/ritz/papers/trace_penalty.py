@@ -57,7 +57,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     fraction = {"smoke": 0.5, "short": 0.25, "paper": 1.0}[setting.budget]
     penalty = partial(trace_penalty, eta=ETA, fraction=fraction)
     recipes = {}
-    for seed in range(setting.num_seeds(2, 4, 4)):
+    for seed in setting.seed_range(2, 4, 4):
         recipes[PLAIN, seed] = sgd_recipe(NETWORK, setting, seed, WEIGHT_DECAY)
         recipes[PENALISED, seed] = sgd_recipe(NETWORK, setting, seed, WEIGHT_DECAY, penalty)
     arms = {

@@ -39,7 +39,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, test = ((X[:most], y[:most]) for X, y in (train, test))
     epochs = setting.pick(1, 10, 50)
     trained = mnist_mlp.train_many(
-        train, range(setting.num_seeds(2, 4, 8)), DECAYS, epochs=epochs, progress=partial(progress, "epochs")
+        train, setting.seed_range(2, 4, 8), DECAYS, epochs=epochs, progress=partial(progress, "epochs")
     )
     rows = [{**row, "images": len(train[0]), "epochs": epochs} for row in measure(trained, train, test)]
     return rows, claims(rows)
