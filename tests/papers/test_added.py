@@ -60,13 +60,18 @@ def test_seeds_that_are_added_give_what_one_call_gives(tmp_path):
 
 def test_a_result_says_what_each_part_was_made_by(tmp_path):
     first = written(tmp_path, Setting(seeds=2, commit="abc"))
-    first = {**first, "machine": "an older one", "versions": {**first["versions"], "torch": "2.6"}, "left": ["x"]}
+    first = {
+        **first,
+        "machine": "an older one",
+        "versions": {**first["versions"], "torch": "2.6"},
+        "left": ["small-seed2", "x"],
+    }
     second = written(tmp_path, Setting(seeds=1, commit="def", before=first))
     third = written(tmp_path, Setting(seeds=1, commit="abc", before=second))
     assert third["commit"] == "abc, def"
     assert third["machine"].startswith("an older one, ")
     assert third["versions"]["torch"] == f"2.6, {torch.__version__}"
-    assert third["left"] == ["x"]
+    assert third["left"] == ["x"]  # the third seed had been left, and is there now
     assert together(first, {**first, "commit": None})["commit"] == "abc"
 
 

@@ -103,15 +103,17 @@ def together(before: Result, added: Result) -> dict[str, Any]:
         ('abc, def', 'CPU', 22.5, {'seeds': 4})
     """
     versions = {key: _both(before["versions"].get(key), own) for key, own in added["versions"].items()}
-    left = [*before.get("left", []), *added.get("left", [])]
+    recipes = regrouped(before["recipes"], added["recipes"])
+    made = {run.partition("/")[2] for group in recipes for run in group["runs"]}  # ITEM/NAME
+    left = [run for run in (*before.get("left", []), *added.get("left", [])) if run not in made]
     return {
-        **added,
+        **{key: value for key, value in added.items() if key != "left"},
         "setting": {**added["setting"], "seeds": len(added["seeds"])},
         "commit": _both(before["commit"], added["commit"]),
         "versions": versions,
         "machine": _both(before["machine"], added["machine"]),
         "seconds": round(before["seconds"] + added["seconds"], 1),
-        "recipes": regrouped(before["recipes"], added["recipes"]),
+        "recipes": recipes,
         **({"left": left} if left else {}),
     }
 
