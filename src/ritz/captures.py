@@ -149,15 +149,20 @@ def places_of_samples(module: nn.Module, grad: Tensor, asked: Tensor) -> list[Pl
 
 def _place_by_shape(module: nn.Module, x: Tensor, size: int) -> Place | None:
     """The same where the number of rows leaves one answer, if there is one; None where it does not."""
-    second, rest = _may_be_second(module, x, size), len(x) % size if x.ndim else 0
-    if second and rest:
+    second, first = _may_be_second(module, x, size), bool(x.ndim) and len(x) == size
+    if second and len(x) % size:
         return "second"
-    return "first" if not second and (rest or not x.ndim or len(x) == size) else None
+    rows = x.shape[: -_features(module)] if isinstance(module, _BY_ROWS) else x.shape[:1]
+    return "first" if not second and (first or rows.numel() % size) else None
 
 
 def _may_be_second(module: nn.Module, x: Tensor, size: int) -> bool:
-    features = len(getattr(module, "normalized_shape", (1,)))
-    return isinstance(module, _BY_ROWS) and x.ndim - features >= 2 and x.shape[1] == size
+    return isinstance(module, _BY_ROWS) and x.ndim - _features(module) >= 2 and x.shape[1] == size
+
+
+def _features(module: nn.Module) -> int:
+    """Dimensions of a row."""
+    return len(getattr(module, "normalized_shape", (1,)))
 
 
 @contextlib.contextmanager
