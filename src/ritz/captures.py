@@ -169,8 +169,9 @@ def _features(module: nn.Module) -> int:
 def _through_batch_norms(out: Tensor) -> Iterator[None]:
     """Backward passes go through batch normalisations sample by sample, as if these did not mix them."""
 
-    def through(inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-        return (None if inputs[0] is None else outputs[0].to(inputs[0]), *inputs[1:])
+    def through(inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        grad = outputs[0]
+        return tuple(x if x is None or grad is None or x.shape != grad.shape else grad.to(x) for x in inputs)
 
     handles = [node.register_hook(through) for node in reachable(out) if "BatchNorm" in node.name()]
     try:
