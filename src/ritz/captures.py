@@ -2,10 +2,13 @@
 
 Which rows of a layer belong to which sample is seen in gradients: outputs of half of the samples have none in rows of
 the others. That is one backward pass more, for all layers; a caller that can do without certainty is spared it where
-the number of rows leaves one answer, as long as samples do not mix.
+the number of rows leaves one answer, as long as samples do not mix. Numbers of single samples need all of them told
+apart, in some more passes.
 """
 
 import contextlib
+import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +43,7 @@ class Capture:
     buffers: Mapping[str, Tensor]  # as they were in the call
     place: Callable[[int, bool], Place | None] = _first  # of the samples, given their number; see `samples_first`
     apart: bool = True  # whether its rows are those of the samples, in their order, as far as was looked
+    picked: bool = False  # whether rows were picked by an index in this pass, as by the order of what is in them
 
     def samples_first(self, size: int, surely: bool = True) -> "Capture":
         """With the rows of each of `size` samples side by side in the first dimension, in the order of the samples.
@@ -87,7 +91,32 @@ def owners(model: nn.Module, names: tuple[str, ...]) -> dict[str, dict[str, str]
 # ----------------------------------------------------------------------------------- which rows are whose
 
 
+# nodes of the graph through which the rows of the next batch may go in another order
+_PICKING = ("Gather", "Index", "MaskedSelect", "Scatter", "Sort", "Take", "Topk")
 _BY_ROWS = nn.Linear | nn.LayerNorm | nn.Embedding  # samples may be in any dimension but the last of what they give
+
+
+def told_apart(size: int, device: torch.device) -> list[Tensor]:
+    """Sets of samples (size,) bool, so few that of any two samples each is in one of them without the other.
+
+    Every sample has its own choice of n / 2 of n sets, and none of these choices has another in it.
+
+    Example:
+        >>> [asked.int().tolist() for asked in told_apart(3, torch.device("cpu"))]
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+        >>> len(told_apart(252, torch.device("cpu")))
+        10
+    """
+    num = next(n for n in itertools.count(1) if math.comb(n, n // 2) >= size)
+    chosen = list(itertools.islice(itertools.combinations(range(num), num // 2), size))
+    return [torch.tensor([number in own for own in chosen], device=device) for number in range(num)]
+
+
+def asking(out: Tensor, asked: Tensor) -> Tensor:
+    """One cotangent (1, *out.shape) on the outputs of the samples `asked` (size,) alone, without zeros in it."""
+    noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
+    mask = asked.repeat_interleave(len(out) // len(asked)).reshape(-1, *[1] * (out.ndim - 1))
+    return (noise * mask)[None]
 
 
 def places_of_samples(module: nn.Module, grad: Tensor, asked: Tensor) -> list[Place]:
@@ -120,23 +149,29 @@ def places_of_samples(module: nn.Module, grad: Tensor, asked: Tensor) -> list[Pl
 
 def _place_by_shape(module: nn.Module, x: Tensor, size: int) -> Place | None:
     """The same where the number of rows leaves one answer, if there is one; None where it does not."""
-    second, rest = _may_be_second(module, x, size), len(x) % size if x.ndim else 0
-    if second and rest:
+    second, first = _may_be_second(module, x, size), bool(x.ndim) and len(x) == size
+    if second and len(x) % size:
         return "second"
-    return "first" if not second and (rest or not x.ndim or len(x) == size) else None
+    rows = x.shape[: -_features(module)] if isinstance(module, _BY_ROWS) else x.shape[:1]
+    return "first" if not second and (first or rows.numel() % size) else None
 
 
 def _may_be_second(module: nn.Module, x: Tensor, size: int) -> bool:
-    features = len(getattr(module, "normalized_shape", (1,)))
-    return isinstance(module, _BY_ROWS) and x.ndim - features >= 2 and x.shape[1] == size
+    return isinstance(module, _BY_ROWS) and x.ndim - _features(module) >= 2 and x.shape[1] == size
+
+
+def _features(module: nn.Module) -> int:
+    """Dimensions of a row."""
+    return len(getattr(module, "normalized_shape", (1,)))
 
 
 @contextlib.contextmanager
 def _through_batch_norms(out: Tensor) -> Iterator[None]:
     """Backward passes go through batch normalisations sample by sample, as if these did not mix them."""
 
-    def through(inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-        return (None if inputs[0] is None else outputs[0].to(inputs[0]), *inputs[1:])
+    def through(inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        grad = outputs[0]
+        return tuple(x if x is None or grad is None or x.shape != grad.shape else grad.to(x) for x in inputs)
 
     handles = [node.register_hook(through) for node in reachable(out) if "BatchNorm" in node.name()]
     try:
@@ -171,6 +206,7 @@ class Recorder:
         modules = dict(model.named_modules())
         self.held = {name: (modules[name], own) for name, own in owners(model, names).items()}
         self.calls: list[_Call] = []
+        self.picked = False  # see `Capture`
         self._places: list[Place | None] | None = None  # of the samples in each call, once looked at
         self._handles: list[RemovableHandle] = []
         self._eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -207,6 +243,7 @@ class Recorder:
         """Refuse a parameter that reaches the outputs other than through the calls of its modules."""
         reached = reachable(out)
         self.calls = [call for call in self.calls if call.edge.node in reached]
+        self.picked = any(node.name().startswith(_PICKING) for node in reached)
         calls = Counter(name for call in self.calls for name in call.params.values())
         for name, times in uses(out, leaves).items():
             if times != calls[name]:
@@ -219,12 +256,11 @@ class Recorder:
         """The recorded calls with the gradients of their outputs for a stack of cotangents (r, *out.shape)."""
         edges = [call.edge for call in self.calls]
         grads = _pull_back(out, edges, cotangents) if edges else []
-        return [
-            Capture(
-                call.name, call.module, call.input, grad, call.params, call.buffers, partial(self._place, out, number)
-            )
-            for number, (call, grad) in enumerate(zip(self.calls, grads, strict=True))
-        ]
+        return [self._capture(out, number, grad) for number, grad in enumerate(grads)]
+
+    def _capture(self, out: Tensor, number: int, grad: Tensor) -> Capture:
+        call, place = self.calls[number], partial(self._place, out, number)
+        return Capture(call.name, call.module, call.input, grad, call.params, call.buffers, place, picked=self.picked)
 
     def _place(self, out: Tensor, number: int, size: int, surely: bool) -> Place | None:
         """Where a call has the samples; by one backward pass more, for all calls, where the shapes do not tell."""
@@ -242,13 +278,11 @@ class Recorder:
         """Outputs of half of the samples have no gradient in rows of the others; of the other half, where need be."""
         if len(out) % size:
             return [None] * len(self.calls)
-        noise = random_uniform(out.numel(), ("layout",), out.device).to(out.dtype).reshape(out.shape) + 0.5
         half = random_permutation(size, ("half",), out.device) < size // 2
         found: list[list[Place]] = [["first", "in turn", "second"] for _ in self.calls]
         for asked in (half, ~half):
-            mask = asked.repeat_interleave(len(out) // size).reshape(-1, *[1] * (out.ndim - 1))
             with _through_batch_norms(out):
-                grads = _pull_back(out, [call.edge for call in self.calls], (noise * mask)[None])
+                grads = _pull_back(out, [call.edge for call in self.calls], asking(out, asked))
             for call, grad, places in zip(self.calls, grads, found, strict=True):
                 places[:] = [place for place in places_of_samples(call.module, grad[0], asked) if place in places]
             if all(len(places) < 2 for places in found):

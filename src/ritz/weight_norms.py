@@ -56,16 +56,20 @@ def smooth_weight_norms(by: Callable[..., Tensor] = weight_norm) -> Iterator[Non
 
 
 def normalises_weights(model: nn.Module) -> str | None:
-    """The first module whose weight torch normalises, by a parametrization or by the older hook; None without any.
+    """The first module whose weight torch normalises from a v that is trained, by a parametrization or the older hook.
+
+    None without any: the second derivative in g alone is right.
 
     Example:
         >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1))
         >>> normalises_weights(torch.nn.Sequential(torch.nn.Tanh(), layer)), normalises_weights(torch.nn.Tanh())
         ('1', None)
     """
-    found: list[str] = []
     for name, module in model.named_modules():
-        by_hook = any(isinstance(hook, _OldHook) for hook in module._forward_pre_hooks.values())
-        parts = module.parametrizations.modules() if parametrize.is_parametrized(module) else ()
-        found += [name] if by_hook or any(isinstance(part, _WeightNorm) for part in parts) else []
-    return next(iter(found), None)
+        hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _OldHook)]
+        parts: Any = module.parametrizations.values() if parametrize.is_parametrized(module) else ()
+        directions = [getattr(module, f"{hook.name}_v") for hook in hooks]
+        directions += [part.original1 for part in parts if any(isinstance(own, _WeightNorm) for own in part)]
+        if any(v.requires_grad for v in directions):
+            return str(name)
+    return None

@@ -195,6 +195,27 @@ def test_the_layer_rules_are_used_where_they_apply_and_only_there():
         assert squares.by_layer == by_layer, name
 
 
+class Sorts(nn.Module):
+    """Samples go through the layers in the order of their first entry, as recurrent networks want the longest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.last(torch.relu(self.first(x[order])))[order.argsort()]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_samples_that_a_model_sorts_keep_their_own_traces(size):
+    """Also where few samples have few orders, and where those of the first batch are in order already."""
+    model, X, y = randomised(Sorts()), data(24, 4), labels(24)
+    X[:size] = X[X[:size, 0].argsort()]
+    found = sample_traces(Risk(model, CE, (X, y), batch_size=size), method="exact").value
+    torch.testing.assert_close(found, true_traces(model, CE, X, y), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("largest", [1, 2_000, 1 << 24])
 def test_a_cpu_takes_a_batch_in_pieces_whose_gradients_are_small(monkeypatch, largest):
     """2 x 4 x 4 numbers of 8 bytes after the first convolution, 3 cotangents: 768 bytes a sample."""

@@ -184,3 +184,15 @@ def test_a_row_that_is_read_alone_is_not_taken_for_a_sample(size):
     """With as many steps as samples, its gradient may lie in the row of a sample that was asked for."""
     risk = Risk(randomised(LastStep()), CE, (data(size, size, 3), labels(size)))
     torch.testing.assert_close(exact_diagonal(GGN(risk)), GGN(risk).dense().diagonal())
+
+
+class BatchStatistics(nn.Module):
+    """Batch normalisation that no module tells of."""
+
+    def forward(self, x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+def test_a_function_that_mixes_samples_by_batch_statistics_has_exact_traces():
+    model = randomised(nn.Sequential(nn.Linear(4, 5), BatchStatistics(), nn.ReLU(), nn.Linear(5, 3)))
+    check_parts(GGN(Risk(model, CE, (data(6, 4), labels(6)), mode="train")))

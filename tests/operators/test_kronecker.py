@@ -659,6 +659,42 @@ def test_batch_statistics_do_not_hide_which_rows_belong_to_a_sample(kind):
     assert said not in ritz.KFACOperator(views(True), **kind).convention()
 
 
+class OwnBatchNorm(torch.autograd.Function):
+    """With a backward pass of its own, and the scale before what is normalised."""
+
+    @staticmethod
+    def forward(ctx, scale: Tensor, x: Tensor) -> Tensor:
+        rate = (x.var(0, unbiased=False) + 1e-5).rsqrt()
+        found = (x - x.mean(0)) * rate
+        ctx.save_for_backward(scale, found, rate)
+        return scale * found
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        scale, found, rate = ctx.saved_tensors
+        own = grad * scale
+        return (grad * found).sum(0), rate * (own - own.mean(0) - found * (own * found).mean(0))
+
+
+class Normalised(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return OwnBatchNorm.apply(self.weight, x)
+
+
+@pytest.mark.parametrize("kind", [{"ekfac": True}, {"sharing": "reduce"}], ids=["ekfac", "reduce"])
+def test_batch_statistics_by_code_of_the_user_give_the_same(kind):
+    plain, own = (
+        seeded(lambda norm=norm: nn.Sequential(nn.Linear(3, 4), norm(4), nn.Tanh(), nn.Linear(4, CLASSES)))
+        for norm in (nn.BatchNorm1d, Normalised)
+    )
+    data = [(draw(6, 3), LABELS[:6])]
+    found, wanted = (
+        ritz.KFACOperator(ritz.Risk(net, LOSSES["ce"], data, mode="train", params=["0.*", "3.*"]), **kind).dense()
+        for net in (own, plain)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
 def test_outputs_with_several_rows_for_each_sample_have_the_ggn_as_mean():
     """Signs part the rows of a sample, which are items of their own to a loss that does not know of samples."""
     net = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, CLASSES)))

@@ -1450,7 +1450,10 @@ class Queries(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["optimiser", "operator"])
-@pytest.mark.parametrize("shape", [(), (2,), (2 * N,)], ids=["a vector", "fewer than samples", "more than samples"])
+@pytest.mark.parametrize(
+    "shape", [(), (2,), (2 * N,), (1, 2 * N)],
+    ids=["a vector", "fewer than samples", "more than samples", "in a batch of one"],
+)  # fmt: skip
 def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average(shape, way):
     model = seeded(lambda: Queries(*shape))
     risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS))

@@ -243,6 +243,16 @@ def test_outputs_of_normalised_weights_do_not_serve():
             TracePenalty(1.0).on_outputs(model(x), model)
 
 
+@pytest.mark.parametrize("network", ["weight_norm", "weight_norm, by a hook"])
+def test_outputs_of_normalised_weights_that_are_frozen_serve(network):
+    """As in a part of the network that was trained before; the second derivative in g is right."""
+    model, (x, _) = DIFFICULT[network](), data()
+    for name, p in model[2].named_parameters():
+        p.requires_grad_(not name.endswith(("original1", "_v")))
+    shared = gradient(TracePenalty(1.0, 1.0).on_outputs(model(x), model), model)
+    torch.testing.assert_close(shared, gradient(TracePenalty(1.0, 1.0)(model, x), model))
+
+
 def test_tokens_that_are_ignored_do_not_count(monkeypatch):
     torch.manual_seed(0)
     model = Language(vocabulary=3)

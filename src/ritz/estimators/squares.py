@@ -8,6 +8,7 @@ gradient those of the empirical Fisher. A cotangent may touch one item (a sample
 samples do not mix.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batches import Batch, tensors_of
-from ..captures import Capture
+from ..captures import Capture, asking, places_of_samples, told_apart
 from ..errors import UnsupportedError
 from ..layers import SampleGradients, sample_gradients, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
@@ -93,17 +94,23 @@ class SquaredGradients(ABC):
         return run
 
     def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
+        parts = [] if batch.size in self._known else told_apart(batch.size, self.risk.device)
+
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
-            return cotangents(out)
+            return itertools.chain((asking(out, asked) for asked in parts), cotangents(out))
 
         out, recorded = self.risk.captured(params, batch, stacks)
+        captures: list[Capture] = []
+        for asked in parts:
+            captures = next(recorded)
+            _refuse_repeated(captures)
+            _refuse_mixed(captures, asked)
+        if not any(capture.picked for capture in captures):
+            self._known.add(batch.size)
         total = self._all([self._unused(p, batch.size) for p in params.values()])
         for captures in recorded:
             _refuse_repeated(captures)
-            if batch.size not in self._known:
-                _refuse_mixed(captures, batch.size)
-                self._known.add(batch.size)
             gradients = {name: own for each in captures for name, own in sample_gradients(each, batch.size).items()}
             total += self._all([
                 self._of_layer(gradients[name]) if name in gradients else self._unused(p, batch.size)
@@ -244,10 +251,10 @@ def _refuse_repeated(captures: list[Capture]) -> None:
             raise UnsupportedError(f"{name} is called {calls} times")
 
 
-def _refuse_mixed(captures: list[Capture], size: int) -> None:
+def _refuse_mixed(captures: list[Capture], asked: Tensor) -> None:
     """Refuse layers whose rows are not the samples in their order."""
     for capture in captures:
-        if capture.place(size, True) != "first":
+        if "first" not in places_of_samples(capture.module, capture.grad[0], asked):
             raise UnsupportedError(f"{capture.name} does not keep the samples in order")
 
 

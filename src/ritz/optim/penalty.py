@@ -170,7 +170,7 @@ class TracePenalty:
             >>> loss.backward()
 
         Raises:
-            UnsupportedError: If a weight is normalised by torch's weight_norm.
+            UnsupportedError: If a weight is normalised by torch's weight_norm, and its direction is trained.
         """
         if self.form != "ggn":
             raise ValueError("outputs determine only the GGN; with form='hessian' call penalty(model, x, y)")
