@@ -16,6 +16,12 @@ CASES = {
     "layer, torch's name": (lambda x, w, b: torch.layer_norm(x, (3,), w, b, 0.1), (2, 3), 3),
     "batch": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), (3, 2), 2),
     "batch, of images": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, 0.1), (2, 2, 1, 2), 2),
+    "batch, torch's name": (lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 0.1, False), (3, 2), 2),
+    "instance, torch's name": (
+        lambda x, w, b: torch.instance_norm(x, w, b, None, None, True, 0.1, 0.1, False),
+        (2, 2, 3),
+        2,
+    ),
     "instance": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), (2, 2, 3), 2),
 }
 

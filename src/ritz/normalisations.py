@@ -79,6 +79,25 @@ def _instance_norm(
     return _by_channel(input, tuple(range(2, input.ndim)), weight, bias, eps)
 
 
+def _named_by_torch(ours: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Batch and instance normalisation, with the order that `torch` has for what torch.nn.functional takes."""
+
+    def normalise(
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        by_input: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,
+    ) -> Tensor | None:
+        return ours(input, running_mean, running_var, weight, bias, by_input, momentum, eps)
+
+    return normalise
+
+
 def _by_channel(x: Tensor, over: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     places = [1] * (x.ndim - 2)
     weight, bias = (None if own is None else own.view(-1, *places) for own in (weight, bias))
@@ -99,4 +118,6 @@ _OURS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     torch.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
+    torch.batch_norm: _named_by_torch(_batch_norm),
+    torch.instance_norm: _named_by_torch(_instance_norm),
 }
