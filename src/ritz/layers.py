@@ -273,24 +273,38 @@ def _affine(normalised: Tensor, capture: Capture, size: int, keep: tuple[int, ..
     return found
 
 
-def _layer_norm(capture: Capture, size: int) -> Gradients:
-    norm, x = _module(capture, nn.LayerNorm), capture.input.detach()
-    keep = tuple(range(x.ndim - len(norm.normalized_shape), x.ndim))
-    return _affine(F.layer_norm(x, norm.normalized_shape, eps=norm.eps), capture, size, keep)
-
-
-def _group_norm(capture: Capture, size: int) -> Gradients:
-    norm = _module(capture, nn.GroupNorm)
-    return _affine(F.group_norm(capture.input.detach(), norm.num_groups, eps=norm.eps), capture, size, (1,))
-
-
-def _batch_norm(capture: Capture, size: int) -> Gradients:
-    norm = _module(capture, nn.modules.batchnorm._BatchNorm)
-    mean, variance = capture.buffers.get("running_mean"), capture.buffers.get("running_var")
-    if mean is None or variance is None or norm.training:
+def _normalisation(capture: Capture, size: int) -> Gradients:
+    x, norm = capture.input.detach(), capture.module
+    if _by_batch(capture):
         raise UnsupportedError(f"{capture.name} normalises by the batch, so its samples have no gradients of their own")
-    normalised = F.batch_norm(capture.input.detach(), mean, variance, eps=norm.eps)
-    return _affine(normalised, capture, size, (1,))
+    last = len(norm.normalized_shape) if isinstance(norm, nn.LayerNorm) else 0
+    keep = tuple(range(x.ndim - last, x.ndim)) if last else (1,)
+    return _affine(standardised(capture, x), capture, size, keep)
+
+
+def standardised(capture: Capture, x: Tensor) -> Tensor:
+    """What a normalisation of layers, groups or batches makes of an input before its weight and bias.
+
+    Example:
+        >>> norm = Capture("", nn.LayerNorm(2), torch.tensor([[0.0, 2.0]]), torch.empty(0), {}, {})
+        >>> [round(number, 3) for number in standardised(norm, norm.input)[0].tolist()]
+        [-1.0, 1.0]
+    """
+    norm: Any = capture.module
+    if isinstance(norm, nn.LayerNorm):
+        return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+    if isinstance(norm, nn.GroupNorm):
+        return F.group_norm(x, norm.num_groups, eps=norm.eps)
+    if _by_batch(capture):
+        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
+    mean, variance = (capture.buffers[name].to(x) for name in _RUNNING)
+    return F.batch_norm(x, mean, variance, eps=norm.eps)
+
+
+def _by_batch(capture: Capture) -> bool:
+    """Whether a normalisation takes the statistics of the batch."""
+    kept = all(capture.buffers.get(name) is not None for name in _RUNNING)
+    return isinstance(capture.module, nn.modules.batchnorm._BatchNorm) and (capture.module.training or not kept)
 
 
 def _embedding(capture: Capture, size: int) -> Gradients:
@@ -312,7 +326,8 @@ def _module(capture: Capture, kind: type[M]) -> M:
 
 _BOTH = frozenset({"weight", "bias"})
 _CONV = LayerRule(_BOTH, _conv)
-_NORM = LayerRule(_BOTH, _batch_norm)
+_NORM = LayerRule(_BOTH, _normalisation)
+_RUNNING = ("running_mean", "running_var")
 # exact types: a subclass may do anything with its parameters
 RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LayerRule(_BOTH, _linear),
@@ -322,8 +337,8 @@ RULES: dict[type[nn.Module], LayerRule] = {
     nn.BatchNorm1d: _NORM,
     nn.BatchNorm2d: _NORM,
     nn.BatchNorm3d: _NORM,
-    nn.LayerNorm: LayerRule(_BOTH, _layer_norm),
-    nn.GroupNorm: LayerRule(_BOTH, _group_norm),
+    nn.LayerNorm: _NORM,
+    nn.GroupNorm: _NORM,
     nn.Embedding: LayerRule(
         frozenset({"weight"}), _embedding, lambda table: table.max_norm is None and not table.scale_grad_by_freq
     ),

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..captures import Capture
 from ..errors import UnsupportedError
-from ..layers import padded
+from ..layers import padded, standardised
 from ..losses import BinaryCrossEntropy, CallableLoss, CrossEntropy, Loss, SquaredError
 from ..space import ParamSpace
 from .units import Unit
@@ -318,27 +317,14 @@ def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
     """
     dtype, norm = _precise(call.grad), call.module
     x, g = call.input.detach().to(dtype), call.grad.to(dtype)
+    g = g * standardised(call, x) if own == "weight" else g
     if isinstance(norm, nn.LayerNorm):
-        normalised = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
-        g = g * normalised if own == "weight" else g
         g = g.reshape(len(g), -1, *norm.normalized_shape)
-    else:
-        g = g * _standardised(call, x) if own == "weight" else g
-        g = g.flatten(3).sum(3) if g.ndim > 3 else g
+    elif g.ndim > 3:
+        g = g.flatten(3).sum(3)
     samples = size if call.apart and g.shape[1] % size == 0 else 1
     by_sample: Tensor = g.unflatten(1, (samples, -1)).sum(2)
     return by_sample
-
-
-def _standardised(call: Capture, x: Tensor) -> Tensor:
-    """What a group or batch normalisation makes of its input before its weight and bias."""
-    norm: Any = call.module
-    if isinstance(norm, nn.GroupNorm):
-        return F.group_norm(x, norm.num_groups, eps=norm.eps)
-    mean, variance = call.buffers.get("running_mean"), call.buffers.get("running_var")
-    if norm.training or mean is None or variance is None:
-        return F.batch_norm(x, None, None, training=True, eps=norm.eps)
-    return F.batch_norm(x, mean.to(x), variance.to(x), eps=norm.eps)
 
 
 # ------------------------------------------------------------------------------------------- cotangents
