@@ -205,6 +205,14 @@ def test_a_density_without_a_head_covers(eigenvalues, num_probes):
     assert float(pointwise.min()) >= 0.85
 
 
+@pytest.mark.parametrize(("num_probes", "dim"), [(6, 7), (8, 9), (12, 13), (30, 31)])
+def test_xtrace_of_a_matrix_one_larger_than_its_probes_covers(num_probes, dim):
+    eigenvalues = torch.arange(1.0, dim + 1)
+    A, truth = rotated(eigenvalues), eigenvalues.sum()
+    hits = [covers(ritz.trace(A, "xtrace", num_probes, seed), truth) for seed in range(NUM_SEEDS)]
+    assert 0.91 <= sum(hits) / NUM_SEEDS <= 0.995
+
+
 MORE_LARGE = torch.cat([torch.linspace(9.0, 10.0, 33), 0.1 * ONE_LARGE[1:]])
 
 
