@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..fingerprints import resumable
-from ..intervals import StudentT
 from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate, from_samples
 from .exact import exact_cost, without_probes
-from .forms import form_rule, square_rule
+from .forms import form_rule, square_rule, untold
 from .journal import Journal
 from .probing import (
     about,
@@ -150,8 +149,8 @@ def _hutchinson(meter: Metered, num_probes: int, seed: int) -> tuple[Estimate, f
     rule = form_rule(rows, image, signs=True)
     told = about(meter, "Tr by Hutchinson's estimator", seed)
     norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
-    spread = math.nan if rule == StudentT(0) else 1.0
-    return from_samples("trace", samples, spread=spread, rule=rule, parts=blocks(meter, sums, seed), **told), norm
+    parts = blocks(meter, sums, seed, **untold(rule))
+    return from_samples("trace", samples, **{"rule": rule} | untold(rule), parts=parts, **told), norm
 
 
 def _hutch_pp(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
@@ -165,8 +164,9 @@ def _hutch_pp(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, flo
     rule = form_rule(meter.probes(range(len(samples)), seed), found.tail, signs=True)
     sums = sums + meter.space.segment(found.head[None]).double().cpu()
     told = about(meter, "Tr by Hutch++", seed)
-    parts = blocks(meter, sums, seed)
-    return from_samples("trace", samples, offset=head, rule=rule, parts=parts, **told), found.norm(meter)
+    parts = blocks(meter, sums, seed, **untold(rule))
+    whole = from_samples("trace", samples, offset=head, **{"rule": rule} | untold(rule), parts=parts, **told)
+    return whole, found.norm(meter)
 
 
 def _xtrace(meter: Journal, num_probes: int, seed: int) -> tuple[Estimate, float | None]:
