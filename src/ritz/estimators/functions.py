@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..errors import IndefiniteError
-from ..intervals import Hull, StudentT
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate
 from .rounding import around
@@ -201,6 +200,6 @@ def _bracketed(
     return Estimate(
         name=name, value=float(samples.mean()), stderr=stderr, samples=samples,
         bracket=(min(least, most), max(least, most)),  # bounds that meet may cross by round-off
-        rule=Hull((StudentT(len(samples) - 1), s.rule_by_moments(f))),
+        rule=s.skewed_t(f),
         support=support, **s._cost(text),
     )  # fmt: skip

@@ -408,10 +408,10 @@ class Spectrum(Result):
         """The interval of Tr f(H), by `moment_rule`, from the moments of f(H) that quadrature rules have.
 
         Without the `fourth` it is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the
-        square of the second.
+        square of the second. Rules of one node have no moments.
         """
         num, left, rules = self.num_probes, self.dim - len(self.head), rules or self._gauss
-        if not bool(f(rules.nodes).isfinite().all()):
+        if rules.nodes.shape[-1] == 1 or not bool(f(rules.nodes).isfinite().all()):
             return StudentT(num - 1)
         root, cube, square = map(float, centred_moments(rules, f))
         if not root:
@@ -419,6 +419,10 @@ class Spectrum(Result):
         return moment_rule(
             num, math.sqrt(left) * root, cube * root, num**2 / (num + 2) * left / square if fourth else num
         )
+
+    def skewed_t(self, f: Callable[[Tensor], Tensor]) -> IntervalRule:
+        """The interval of Tr f(H) for an f that is no power: Student t, widened by `rule_by_moments`."""
+        return Hull((StudentT(self.num_probes - 1), self.rule_by_moments(f)))
 
     def _left_over(self, k: int) -> float:
         """Tr of the k-th power of what the head leaves over, the mean over probes; exact up to k = 2 m."""
