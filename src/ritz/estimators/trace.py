@@ -70,7 +70,7 @@ def trace(
             "xtrace": each probe is measured outside the range found by the others (Epperly, Tropp and Webber 2024).
             The measurements share probes, so their spread underestimates the error by a factor of 1.1 to 1.7, which
             grows with the number of probes; their covariance is therefore estimated and added. Intervals of 95 %
-            cover 91 to 99 % of the time, but 86 to 91 % where a few large eigenvalues lie beside many that are equal.
+            cover 91 to 99 % of the time, but 86 to 91 % where one large eigenvalue lies beside many that are equal.
             "exact": by backward passes over the roots of the loss, for the GGN and Fishers of any network and the
             Hessian of a piecewise-linear one; by dim products for a matrix that is not of a network.
             "auto": exact if that is cheaper, otherwise hutch++, or hutchinson for fewer than 6 probes.
