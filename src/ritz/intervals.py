@@ -1,6 +1,6 @@
 """Intervals: how a value, its sampling error and its bracket become a range that holds the truth as often as it says.
 
-No one rule is honest for every number. A mean of few probes wants Student's t; one of skewed quadratic forms a
+No one rule is honest for every number. A mean of few samples wants Student's t; one of skewed quadratic forms a
 chi-square; an extreme eigenvalue a bound from its random starts. tests/estimators/test_coverage.py shows them to hold.
 """
 
@@ -35,7 +35,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class StudentT:
-    """bracket -/+ t stderr, with `dof` degrees of freedom: right for means of K probes once outliers are locked."""
+    """bracket -/+ t stderr, with `dof` degrees of freedom: right for means of K samples that are hardly skewed."""
 
     dof: float
 

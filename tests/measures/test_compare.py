@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import t
 from torch import nn
 
 import ritz
@@ -67,6 +68,15 @@ def test_samples_of_other_probes_are_not_paired():
     a, b = from_samples("x", x, seed=0), from_samples("x", y, seed=1)
     assert difference(a, b).stderr == pytest.approx((a.stderr**2 + b.stderr**2) ** 0.5)
     assert difference(a, b).rule == StudentT(2)
+
+
+def test_the_difference_of_traces_by_the_same_probes_is_by_students_t():
+    """Losses of items are resampled; eight probes would be too few, and the order had a level of a short list."""
+    x, y = (torch.randn(90, 90, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    a, b = (ritz.trace(ritz.operators.DenseOperator(m + m.T), "hutchinson", 8) for m in (x, y))
+    change = difference(a, b)
+    assert change.rule == StudentT(7)
+    assert probability(a, b) == pytest.approx(float(t.cdf(abs(change.value) / change.stderr, 7)))
 
 
 def test_intervals_alone_give_an_interval_of_the_difference():

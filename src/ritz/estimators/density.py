@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalWarning, callers_level
-from ..intervals import ChiSquare, IntervalRule, matched_dof
+from ..intervals import IntervalRule
 from ..krylov.quadrature import Quadrature
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, new_axes
@@ -95,10 +95,7 @@ def _sampled(
     # rules of degree 2m - 1 and 2m differ by what is left of the depth error; a locked value by up to its residual
     depth = torch.stack([(curve.mean(0) - samples).abs() for curve in curves[1:]]).amax(0)
     depth = depth + _smooth(grid, width, s.head, s.head_residuals / s.dim, slope=True)
-    if not s._outliers_locked:
-        return curves[0], depth, _by_moments(s, rules[0], grid, width)
-    square = left / s.dim**2 * _smooth(grid, width, rules[0].nodes, rules[0].weights, power=2).mean(0)
-    return curves[0], depth, ChiSquare(matched_dof(s.num_probes, samples, square, left), offset=head)
+    return curves[0], depth, _by_moments(s, rules[0], grid, width)
 
 
 def _by_moments(s: "Spectrum", rules: Quadrature, grid: Tensor, width: float) -> IntervalRule:
@@ -115,13 +112,13 @@ def _by_moments(s: "Spectrum", rules: Quadrature, grid: Tensor, width: float) ->
     return moment_rules(num, math.sqrt(left) * height * root, height * root * cube, dof)
 
 
-def _smooth(grid: Tensor, width: float, nodes: Tensor, weights: Tensor, power: int = 1, slope: bool = False) -> Tensor:
-    """sum_j w_j N(x - t_j)^power on the grid, or with the size of its slope in t_j: (..., m) -> (..., len(grid))."""
+def _smooth(grid: Tensor, width: float, nodes: Tensor, weights: Tensor, slope: bool = False) -> Tensor:
+    """sum_j w_j N(x - t_j) on the grid, or with the size of its slope in t_j: (..., m) -> (..., len(grid))."""
     z = (grid[:, None] - nodes[..., None, :]) / width
     kernel = torch.exp(-0.5 * z.square()) / (width * math.sqrt(2 * math.pi))
     if slope:
         kernel = kernel * (z.abs() + 0.1) / width  # at the top, where the slope is 0, the next order takes over
-    return (kernel**power * weights[..., None, :]).sum(-1)
+    return (kernel * weights[..., None, :]).sum(-1)
 
 
 # ---------------------------------------------------------------------------------------- grid, width, picture

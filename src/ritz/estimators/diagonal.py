@@ -13,7 +13,7 @@ from ..operators.algebra import Metered
 from ..operators.base import Operator, full_precision
 from ..results import Estimate
 from .exact import exact_cost, without_probes
-from .forms import alike
+from .forms import alike, untold
 from .journal import Journal
 from .probing import (
     about,
@@ -53,7 +53,7 @@ def diagonal(
 
     Args:
         operator: The matrix.
-        num_probes: Matrix-vector products to spend.
+        num_probes: Matrix-vector products to spend. As many as there are dimensions give the exact diagonal by hutch++.
         seed: Seed of the probes.
         method: "hutchinson": the mean of v * (A v) over random signs v (Bekas, Kokiopoulou and Saad 2007). Its variance
             at entry j is the sum of A_jk^2 over all other k, which exceeds the diagonal itself if few directions hold
@@ -88,6 +88,8 @@ def diagonal(
         raise ValueError(f"hutch++ needs at least 6 probes, got num_probes={num_probes}")
     cost = exact_cost(operator) if method == "auto" else None
     how = choose(operator.dim, cost, num_probes, _WORTH) if method == "auto" else method
+    if how == "hutch++" and operator.dim <= num_probes:  # no more products, and few signs may all be alike
+        how = "exact"
     with resumable(checkpoint, operator, "diagonal", {"method": how, "num_probes": num_probes, "seed": seed}) as saved:
         estimate: Estimate | None = saved.result
         if estimate is None:
@@ -127,9 +129,10 @@ def _probed(meter: Metered, how: str, num_probes: int, seed: int) -> tuple[Estim
         norm = math.sqrt(image_squares(meter, rows, image) / num_probes)
     stderr = each.std(0) / math.sqrt(len(each)) if dof else torch.full_like(head, math.nan)
     sums = meter.space.segment(each).double() + meter.space.segment(head[None]).double()  # (K, parameters)
+    rule = StudentT(dof)
     return Estimate(
-        name="diagonal", value=(each.mean(0) + head).cpu(), stderr=stderr.cpu(), rule=StudentT(dof),
-        parts=blocks(meter, sums.cpu(), seed), **about(meter, f"diagonal by {_NAMES[how]}", seed),
+        name="diagonal", value=(each.mean(0) + head).cpu(), stderr=stderr.cpu(), rule=rule,
+        parts=blocks(meter, sums.cpu(), seed, **untold(rule)), **about(meter, f"diagonal by {_NAMES[how]}", seed),
     ), norm  # fmt: skip
 
 

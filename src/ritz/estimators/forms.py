@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,6 +118,11 @@ def alike(rows: Tensor) -> bool:
         (True, False)
     """
     return rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())
+
+
+def untold(rule: IntervalRule) -> dict[str, Any]:
+    """Fields of a mean, and of its parts, whose probes are alike or only one: there is no error to tell."""
+    return {"rule": rule, "spread": math.nan} if rule == StudentT(0) else {}
 
 
 def _deviator(forms: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..errors import IndefiniteError
-from ..intervals import Hull, StudentT
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate
 from .rounding import around
@@ -190,18 +189,17 @@ def _bracketed(
 ) -> Estimate:  # fmt: skip
     """Tr f(H) between bounds, probe by probe: the bracket is their means, the error the largest of their errors.
 
-    `tail` are the bounds of the probes, (K,) and (K,), and `head` those of the locked pairs' part. Outliers that are
-    not locked make the mean of few probes skewed, which widens Student t.
+    `tail` are the bounds of the probes, (K,) and (K,), and `head` those of the locked pairs' part. Large
+    eigenvalues that are not locked make the mean of few probes skewed, which widens Student t.
     """
     low, high = tail
     root = math.sqrt(len(samples))
     stderr = max(float(x.std()) for x in (samples, low, high)) / root if len(samples) > 1 else math.nan
     samples = samples + head[1]
     least, most = float(low.mean()) + head[0], float(high.mean()) + head[1]
-    plain = StudentT(len(samples) - 1)
     return Estimate(
         name=name, value=float(samples.mean()), stderr=stderr, samples=samples,
         bracket=(min(least, most), max(least, most)),  # bounds that meet may cross by round-off
-        rule=plain if s._outliers_locked else Hull((plain, s.rule_by_moments(f))),
+        rule=s.skewed_t(f),
         support=support, **s._cost(text),
     )  # fmt: skip

@@ -381,7 +381,7 @@ class Spectrum(Result):
         return from_samples(name, samples, offset=head, **about)
 
     def _rule(self, degree: int, samples: Tensor, head: float) -> IntervalRule:
-        """Student t once outliers are locked; without, what the moments of H^degree say of the mean's skew.
+        """What the moments of H^degree say of the mean's skew, which comes of large eigenvalues that are not locked.
 
         That asks for Tr H^(3 degree), to which steps of 1.5 `degree` are exact. Fewer have chi-square, with as many
         degrees of freedom as Tr H^(2 degree) says, where H^degree is positive. If they do not give that either, it is
@@ -389,8 +389,6 @@ class Spectrum(Result):
         H^degree may have both signs.
         """
         num, left = self.num_probes, self.dim - len(self.head)
-        if self._outliers_locked:
-            return StudentT(num - 1)
         if 2 * self.num_steps >= 3 * degree:
             return self.rule_by_moments(lambda t: t**degree, self._continued, fourth=self.num_steps >= 2 * degree)
         mean, square = float(samples.mean()), self._left_over(2 * degree)
@@ -410,10 +408,10 @@ class Spectrum(Result):
         """The interval of Tr f(H), by `moment_rule`, from the moments of f(H) that quadrature rules have.
 
         Without the `fourth` it is taken for the largest that there is; of one eigenvalue it is K / (K + 2) of the
-        square of the second.
+        square of the second. Rules of one node have no moments.
         """
         num, left, rules = self.num_probes, self.dim - len(self.head), rules or self._gauss
-        if not bool(f(rules.nodes).isfinite().all()):
+        if rules.nodes.shape[-1] == 1 or not bool(f(rules.nodes).isfinite().all()):
             return StudentT(num - 1)
         root, cube, square = map(float, centred_moments(rules, f))
         if not root:
@@ -422,14 +420,13 @@ class Spectrum(Result):
             num, math.sqrt(left) * root, cube * root, num**2 / (num + 2) * left / square if fourth else num
         )
 
+    def skewed_t(self, f: Callable[[Tensor], Tensor]) -> IntervalRule:
+        """The interval of Tr f(H) for an f that is no power: Student t, widened by `rule_by_moments`."""
+        return Hull((StudentT(self.num_probes - 1), self.rule_by_moments(f)))
+
     def _left_over(self, k: int) -> float:
         """Tr of the k-th power of what the head leaves over, the mean over probes; exact up to k = 2 m."""
         return (self.dim - len(self.head)) * float(self._continued.integrate(lambda t: t**k).mean())
-
-    @property
-    def _outliers_locked(self) -> bool:
-        """Whether the head has the largest of all Ritz values in size; one of few block steps may not."""
-        return len(self.head) > 0 and float(self.head.abs().max()) >= float(self.spectral_norm.value)
 
     @cached_property
     def _continued(self) -> Quadrature:

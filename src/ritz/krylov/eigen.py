@@ -87,8 +87,8 @@ def top_eigenpairs(
         StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a pair has not converged, or a product is not finite; the pairs found are still returned,
-            and `stop` gives the reason.
+        NumericalWarning: If a pair has not converged, or is not known to be largest in magnitude, or a product is not
+            finite; the pairs found are still returned, and `stop` gives the reason.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -178,9 +178,10 @@ class _Search:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
                 # the recurrence sees the noise too, and cannot fall below it
                 self.target = max(self.target, 2 * self.noise)
-            near = enough and bool((residuals[wanted] <= self.target * norm).all())
+            foremost = enough and self._foremost(values, residuals, wanted, norm)
+            near = foremost and bool((residuals[wanted] <= self.target * norm).all())
             if (near and self._settled(values[wanted], full)) or (enough and self._spent()):
-                pairs = self._verified(coefficients[:, wanted], norm)
+                pairs = self._verified(coefficients[:, wanted], norm, foremost=foremost)
                 self.attempts += 1
                 noisy = self.attempts == _ATTEMPTS or (self.noise or 0.0) >= self.tol
                 if bool(pairs.converged.all()) or noisy or self._spent():
@@ -196,6 +197,17 @@ class _Search:
                 self._restart(values, coefficients)
             else:
                 self.space.append(self.space.residual)
+
+    def _foremost(self, values: Tensor, residuals: Tensor, wanted: Tensor, norm: float) -> bool:
+        """Whether the last of the wanted in magnitude is not overtaken from the other end, which may converge later."""
+        last, left = values[wanted[-1]], torch.ones_like(values, dtype=torch.bool)
+        left[wanted] = False
+        left &= values * last < 0
+        if self.which != "magnitude" or not bool(left.any()):
+            return True
+        next_ = int(torch.where(left, values.abs(), -1.0).argmax())
+        residual = float(residuals[next_])
+        return residual <= self.target * norm or float(values[next_].abs()) + residual <= float(last.abs())
 
     def _stagnates(self, residual: float) -> bool:
         """Whether the residual has not fallen for many windows; then they are counted anew."""
@@ -344,8 +356,8 @@ class _Search:
             rule=self._bounds(),
         )  # fmt: skip
 
-    def _verified(self, coefficients: Tensor, norm: float, by_noise: bool = False) -> EigenPairs:
-        """The pairs with values and residuals from one product each.
+    def _verified(self, coefficients: Tensor, norm: float, by_noise: bool = False, foremost: bool = True) -> EigenPairs:
+        """The pairs with values and residuals from one product each; converged if they are `foremost` too.
 
         Asked whether it is `by_noise` that residuals do not fall: it is where the recurrence tells another image of the
         worst of the pairs than the product. Where the two agree, the search is only slow.
@@ -361,7 +373,7 @@ class _Search:
         turn = axes[:, order].T.to(rows)
         return reported(
             self.op, values[order], turn @ rows, turn @ images, which=self.which, tol=self.tol, norm=norm,
-            seed=self.seed, noise=self.noise, stops=("converged", other), cut=self._bounds(),
+            seed=self.seed, noise=self.noise, stops=("converged" if foremost else other, other), cut=self._bounds(),
         )  # fmt: skip
 
     def _bounds(self) -> IntervalRule:
@@ -407,12 +419,14 @@ def _check(op: Operator, k: int, which: str, tol: float, max_products: int | Non
 
 def _warn(pairs: EigenPairs, tol: float) -> None:
     """Say so, with the remedy, when a pair has not converged."""
-    if bool(pairs.converged.all()):
+    found = bool(pairs.converged.all())
+    if found and not pairs.cut:
         return
-    remedy = stopping.remedy(pairs.stop, spent=pairs.products) or pairs.stop
-    warnings.warn(
+    what = (
         f"{int((~pairs.converged).sum())} of {len(pairs)} eigenpairs have residuals above tol={tol:g} of the spectral "
-        f"norm, the largest {float(pairs.residuals.max()):.2g}; {remedy}",
-        NumericalWarning,
-        stacklevel=callers_level(),
+        f"norm, the largest {float(pairs.residuals.max()):.2g}"
     )
+    if found:
+        what = "the eigenpairs have converged, but some of the other sign may be larger in magnitude"
+    remedy = stopping.remedy(pairs.stop, spent=pairs.products) or pairs.stop
+    warnings.warn(f"{what}; {remedy}", NumericalWarning, stacklevel=callers_level())

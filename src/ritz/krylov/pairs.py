@@ -76,17 +76,18 @@ class EigenPairs(Result):
         Of a pair that has converged, or is as good as the products are, the interval is that of the residual. A search
         that was cut knows an eigenvalue within the residual, but not that it is the last one: what it may have missed
         is bounded by the random start of its first window (`ritz.intervals.RandomStart`), and by nothing where that
-        had too few steps.
+        had too few steps. In magnitude it may also have missed one of the other sign, beyond a pair that has converged.
         """
         value, residual = float(self.values[0]), float(self.residuals[0])
         name = {"smallest": "smallest eigenvalue", "magnitude": "spectral norm"}.get(self.which, "largest eigenvalue")
         if self.which == "magnitude":
             value = abs(value)
+        found = bool(self.converged[0]) and self.which != "magnitude"
         return Estimate(
             name=name, value=value, exact=self.stop == "exact", products=self.products, seed=self.seed, stop=self.stop,
             bracket=(value - residual, value) if self.which == "smallest" else (value, value + residual),
             support=(0.0 if self.which == "magnitude" else -math.inf, math.inf),
-            rule=Exact() if bool(self.converged[0]) else self.rule, convention=f"{name}; {self.convention}",
+            rule=Exact() if found else self.rule, convention=f"{name}; {self.convention}",
         )  # fmt: skip
 
     def __len__(self) -> int:

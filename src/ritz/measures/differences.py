@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..intervals import Affine, Binomial, Exact, Hull, IntervalRule, Number, Pair, PairedShares, StudentT
+from ..intervals import Affine, Binomial, Bootstrap, Exact, Hull, IntervalRule, Number, Pair, PairedShares, StudentT
 from ..results import Estimate, derived
 from .gap import bootstrapped
 
@@ -107,9 +107,14 @@ def _paired_rule(a: Estimate, b: Estimate, change: Estimate) -> IntervalRule:
         rule = PairedShares(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
         return Affine(rule, 1.0, moved[1] - moved[0])
     samples = change.samples
-    if any(isinstance(rule, Hull) for rule in (own, other)) and samples is not None and len(samples) <= _RESAMPLED:
+    if any(map(_of_items, (own, other))) and samples is not None and len(samples) <= _RESAMPLED:
         return bootstrapped(change.name, samples).rule
     return change.rule
+
+
+def _of_items(rule: IntervalRule) -> bool:
+    """Whether it is that of a mean of losses; a bootstrap of a few probes says less than Student t."""
+    return isinstance(rule, Hull) and any(isinstance(each, Bootstrap) for each in rule.rules)
 
 
 def _innermost(rule: IntervalRule) -> IntervalRule:

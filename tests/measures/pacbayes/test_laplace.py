@@ -253,6 +253,25 @@ def test_intervals_of_the_laplace_sums_cover(n, reorthogonalize):
     assert float(hits.min()) >= 0.86 * NUM_SEEDS, hits
 
 
+def test_one_large_eigenvalue_more_than_are_locked_is_covered():
+    """By Student's t 82 to 83 % of these intervals held the truth: of 33 large eigenvalues a head locks 32."""
+    small = 0.03 * torch.rand(199, generator=torch.Generator().manual_seed(0))
+    eigenvalues = torch.cat([torch.linspace(9.0, 10.0, 33), small])
+    A, logs = rotated(eigenvalues, positive=True), float((eigenvalues + 0.3).log().sum())
+    trace = float(eigenvalues.sum())
+    hits = torch.zeros(4)
+    for seed in range(3 * NUM_SEEDS):
+        s = ritz.spectrum(A, 20, 8, seed=seed)
+        found = (
+            (laplace_kl(s, 2.0, 3), 0.5 * (4 + kl_sum(eigenvalues, 3))),
+            (laplace_evidence(s, 0.1, 2.0, 3), -2.3 - 0.5 * float((3 * eigenvalues).log1p().sum())),
+            (kl_eq6(s, 2.0, shift=0.3), (trace + 4) / 2 + logs / 2),
+            (metric_g_eq9(s, 0.1, 2.0, 10, shift=0.3), -1 - 0.55 * logs - (trace + 4) / 20),
+        )
+        hits += torch.tensor([covers(estimate, truth) for estimate, truth in found])
+    assert float(hits.min()) >= 0.91 * 3 * NUM_SEEDS, hits
+
+
 @pytest.mark.parametrize("num_steps", [2, 5, 15])
 @pytest.mark.parametrize("c", [0.1, 30.0, 1e5])
 def test_the_bracket_holds_what_the_probes_would_have_given_at_full_depth(num_steps, c):
@@ -325,9 +344,7 @@ def test_residuals_of_locked_pairs_widen_the_bracket():
 
 
 def test_without_locked_pairs_the_interval_is_skewed():
-    locked, loose = (ritz.spectrum(operator("positive"), 20, 8, reorthogonalize=how) for how in ("locked", "none"))
-    assert isinstance(laplace_kl(locked, 1.0, 10).rule, StudentT)
-    assert laplace_kl(loose, 1.0, 10).rule.rule.dof > 8  # chi-square
+    loose = ritz.spectrum(operator("positive"), 20, 8, reorthogonalize="none")
     for estimate, longer in ((laplace_kl(loose, 1.0, 10), 1), (laplace_evidence(loose, 0.1, 1.0, 10), -1)):
         below, above = (abs(end - estimate.value) for end in estimate.interval())
         assert longer * (above - below) > 0

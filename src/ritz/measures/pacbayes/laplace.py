@@ -10,14 +10,13 @@ Seed 002 uses N(w, H^-1) instead, without N and without the prior's term, and ha
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ...estimators.quantities import Spectrum
-from ...intervals import Affine, ChiSquare, IntervalRule, StudentT, matched_dof
 from ...results import Estimate, affine
 
 MetricConvention = Literal["table", "eq7"]
@@ -93,8 +92,8 @@ def kl_eq6(spectrum: Spectrum, weight_norm: float, sigma: float = 1.0, *, shift:
     """
     _check(weight_norm=weight_norm, sigma=sigma)
     text = f"(Tr H + ||w||^2) / (2 sigma^2) + log|H + {shift:g} I| / 2, sigma = {sigma:g}, equation 6 of seed 002"
-    terms = [(0.5 / sigma**2, spectrum.trace), (0.5, spectrum.logdet(shift))]
-    return _combined("KL, equation 6", terms, weight_norm**2 / (2 * sigma**2), text, spectrum)
+    scales = 0.5 / sigma**2, 0.5
+    return _combined("KL, equation 6", scales, shift, weight_norm**2 / (2 * sigma**2), text, spectrum)
 
 
 def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shift: float) -> Estimate:
@@ -118,7 +117,7 @@ def empirical_risk_eq8(spectrum: Spectrum, loss: float, num_samples: int, *, shi
     _check(loss=loss, num_samples=num_samples)
     text = f"-N L + (P / 2) log 2 pi - log|H + {shift:g} I| / 2, equation 8 of seed 002"
     offset = -num_samples * loss + spectrum.dim / 2 * math.log(2 * math.pi)
-    return _combined("empirical risk, equation 8", [(-0.5, spectrum.logdet(shift))], offset, text, spectrum)
+    return _combined("empirical risk, equation 8", (0.0, -0.5), shift, offset, text, spectrum)
 
 
 def metric_g_eq9(
@@ -151,15 +150,16 @@ def metric_g_eq9(
         "of seed 002"
     )
     share = 1 / (2 * sigma**2 * num_samples)
-    terms = [(-0.5 * (1 + 1 / num_samples), spectrum.logdet(shift)), (-share, spectrum.trace)]
-    return _combined("metric g", terms, -num_samples * loss - share * weight_norm**2, text, spectrum)
+    scales = -share, -0.5 * (1 + 1 / num_samples)
+    return _combined("metric g", scales, shift, -num_samples * loss - share * weight_norm**2, text, spectrum)
 
 
 def _combined(
-    name: str, terms: Sequence[tuple[float, Estimate]], offset: float, text: str, spectrum: Spectrum
+    name: str, scales: tuple[float, float], shift: float, offset: float, text: str, spectrum: Spectrum
 ) -> Estimate:
-    """offset + sum of scale * estimate, probe by probe: the errors of estimates of one run are correlated."""
-    moved = [affine(estimate, scale) for scale, estimate in terms]
+    """offset + a Tr H + b log|H + shift I|, (a, b) = scales, probe by probe: errors of one run are correlated."""
+    a, b = scales
+    moved = [affine(estimate, scale) for scale, estimate in ((a, spectrum.trace), (b, spectrum.logdet(shift))) if scale]
     value = offset + sum(float(e.value) for e in moved)
     ends = [e.bracket or (e.value, e.value) for e in moved]
     low, high = (offset + sum(float(pair[side]) for pair in ends) for side in (0, 1))
@@ -170,7 +170,7 @@ def _combined(
     samples = offset + torch.stack(each).sum(0)
     # the error of a bracketed estimate is the larger of those of its ends, which its samples do not show
     beyond = sum(float(e.stderr) - _spread(own) for e, own in zip(moved, each, strict=True))
-    stderr, rule = _spread(samples) + beyond, StudentT(len(samples) - 1)
+    stderr, rule = _spread(samples) + beyond, spectrum.skewed_t(lambda t: a * t + b * (t + shift).log())
     return Estimate(name=name, value=value, stderr=stderr, samples=samples, rule=rule, **about)
 
 
@@ -248,12 +248,12 @@ def laplace_evidence(
 
 
 class _Sum(NamedTuple):
-    """A sum over eigenvalues by each probe (K,): its value, bounds on it, and the sum of squares."""
+    """A sum of f over eigenvalues by each probe (K,): its value and bounds on it."""
 
+    f: Callable[[Tensor], Tensor]
     value: Tensor
     low: Tensor
     high: Tensor
-    squares: Tensor
 
 
 def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
@@ -286,14 +286,13 @@ def _log_sum(spectrum: Spectrum, scale: float, less_rank: bool) -> _Sum:
     moved = (scale / 4 if less_rank else scale) * spectrum._moved.nuclear_error
     down, up = head - fall(spectrum.head).sum() - moved, head + rise(spectrum.head).sum() + moved
     if spectrum.tail is None:
-        return _Sum(head[None], down[None], up[None], f(spectrum.head).square().sum()[None])
+        return _Sum(f, head[None], down[None], up[None])
     gauss, radau = spectrum.tail.gauss(), spectrum.tail.radau(min(0.0, float(spectrum.lambda_min.value)))
     left = spectrum.dim - len(spectrum.head)
     lost, gained = _coupling(spectrum, scale, less_rank)
     low = left * (radau.integrate(log) - gauss.integrate(rank) - gauss.integrate(fall)) - lost
     high = left * (gauss.integrate(log) - radau.integrate(rank) + gauss.integrate(rise)) + gained
-    squares = left * gauss.integrate(lambda t: f(t).square())
-    return _Sum(head + left * gauss.integrate(f), down + low, up + high, squares)
+    return _Sum(f, head + left * gauss.integrate(f), down + low, up + high)
 
 
 def _coupling(spectrum: Spectrum, scale: float, less_rank: bool) -> tuple[float, float]:
@@ -318,11 +317,7 @@ def _total(
     about = {"bracket": (low, high), "support": support, **spectrum._cost(text)}
     if spectrum.tail is None:
         return Estimate(name=name, value=float(samples), exact=True, **about)
-    num = len(samples)
-    rule: IntervalRule = StudentT(num - 1)
-    if not spectrum.ends:  # no outliers locked: a skewed mean of positive forms
-        dof = matched_dof(num, float(found.value.mean()), float(found.squares.mean()), spectrum.dim)
-        rule = Affine(ChiSquare(dof), factor, offset)
+    rule = spectrum.rule_by_moments(lambda t: factor * found.f(t))
     stderr = max(_spread(each) for each in (samples, *sides))
     return Estimate(name=name, value=float(samples.mean()), stderr=stderr, samples=samples, rule=rule, **about)
 
