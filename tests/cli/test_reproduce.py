@@ -1,6 +1,7 @@
 """`ritz reproduce`, as it is typed."""
 
 import json
+import re
 import sys
 import types
 
@@ -10,6 +11,7 @@ from ritz.cli import main
 from ritz.papers import experiments
 from ritz.papers.base import Claim
 from ritz.papers.experiments import Experiment
+from ritz.papers.over_seeds import share
 from ritz.workers import RunFailed
 
 
@@ -29,7 +31,7 @@ def three(monkeypatch, seen):
         common = {"paper": "seed 003", "where": "figure 2"}
         claims = [
             Claim(**common, text="r [printed] = 0.97", expected=0.97, measured=1.0),
-            Claim(**common, text="r = 1", expected=1.0, measured=1.0),
+            Claim(**common, text="r = 1", expected=1.0, measured=share([True] * 6), reference=0.5),
             Claim(**common, text="accuracy", expected=65.0, measured=9.0, short_of="5 of 9 epochs"),
         ]
         return [{"seeds": setting.seeds}], claims
@@ -50,8 +52,10 @@ def test_it_prints_numbers_and_verdicts_and_writes_a_file(tmp_path, capsys):
     assert main(["reproduce", "margins", "affine", "--seeds", "3", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "r [printed] = 0.97" in text
-    assert "accuracy; short of the paper: 5 of 9 epochs" in text
-    assert "1 holds, 1 refuted, 1 not decidable" in text
+    # folded into lines as wide as there is room for
+    assert re.search(r"accuracy;.*short.*of.*the.*paper:.*5.*of.*9.*epochs", text, re.DOTALL)
+    assert "1.00 (0.54 to 1.00)" in text  # what the verdict is by
+    assert "1 holds in direction, 1 refuted, 1 not decidable" in text
     assert "budget short is not that of the paper" in text
     written = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
     assert written["rows"] == [{"seeds": 3}]
@@ -65,7 +69,7 @@ def test_json_is_one_array_of_what_is_written(tmp_path, capsys):
     assert main(["reproduce", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["item"] for row in rows] == ["affine", "lenet", "broken"]
-    assert rows[0]["standing"].startswith("short: 1 holds")
+    assert rows[0]["standing"].startswith("short: 1 holds in direction")
     assert main(["reproduce", "margins", "lenet", "--out", str(tmp_path), "--json"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, len(captured.err.splitlines())) == ("", 1)
@@ -116,7 +120,7 @@ def test_without_a_paper_it_lists_what_there_is_and_what_has_been_run(tmp_path, 
     capsys.readouterr()
     assert main(["reproduce", "--out", str(tmp_path)]) == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("margins")}
-    assert "short: 1 holds, 1 refuted" in " ".join(lines["affine"].split())
+    assert "short: 1 holds in direction, 1 refuted" in " ".join(lines["affine"].split())
     assert "short" not in lines["lenet"]
     assert "not a result" in lines["broken"]
 

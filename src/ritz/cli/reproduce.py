@@ -131,7 +131,9 @@ def _counts(counted: Mapping[str, int]) -> str:
 
 def _print(console: Console, outcome: "experiment.Outcome") -> None:
     """Every claim: what the paper has, what was measured, the verdict."""
-    from ..papers.base import allowed, shown
+    from ..papers.base import allowed
+    from ..papers.experiment import plain_claim
+    from ..papers.pages import measured
 
     own, setting = outcome.experiment, outcome.setting
     named = f"{own.paper} {own.item}: {own.title} ({own.source})"
@@ -139,7 +141,7 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
     for claim in outcome.claims:
         text = claim.text + (f"; short of the paper: {claim.short_of}" if claim.short_of else "")
         where = f"ours, on {claim.where}" if claim.ours else claim.where
-        rows.append((where, text, allowed(claim), shown(claim.measured), claim.verdict))
+        rows.append((where, text, allowed(claim), measured(plain_claim(claim)), claim.verdict))
     header, title = ("where", "claim", "expected", "measured", "verdict"), f"{named}, budget {setting.budget}"
     console.print()
     console.print(Table(header, rows, title=title, numeric=(2, 3), styles=STYLES))

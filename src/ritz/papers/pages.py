@@ -290,11 +290,16 @@ def _claim(claim: Mapping[str, Any]) -> tuple[str, ...]:
     short = f"Short of the paper: {claim['short_of']}. " if claim.get("short_of") else ""
     evidence = short + claim.get("evidence", "")
     read = read_claim(claim)
-    return read.source, claim["text"], allowed(read), _measured(claim), verdict, evidence
+    return read.source, claim["text"], allowed(read), measured(claim), verdict, evidence
 
 
-def _measured(claim: Mapping[str, Any]) -> str:
-    """The number, and its interval to two digits of its width."""
+def measured(claim: Mapping[str, Any]) -> str:
+    """The number of a claim as a file has it, and its interval to two digits of its width.
+
+    Example:
+        >>> measured({"measured": 0.92345, "interval": [0.9, 0.95]}), measured({"measured": True})
+        ('0.923 (0.900 to 0.950)', 'yes')
+    """
     if "interval" not in claim:
         return _number(claim["measured"])
     value, low, high = (float(number) for number in (claim["measured"], *claim["interval"]))
