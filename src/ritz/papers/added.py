@@ -25,22 +25,18 @@ def next_seed(before: Result) -> int:
     return max(before["seeds"], default=-1) + 1
 
 
-def refuse_other_setting(before: Result, budget: str, device: str, fast: bool) -> None:
-    """Refuse to add what is measured in another way.
+def refuse_other_setting(before: Result, budget: str, device: str) -> None:
+    """Refuse to add what is measured in another way; how networks are trained is in their recipes.
 
     Raises:
-        ValueError: If budget, kind of device or precision are others.
+        ValueError: If budget or kind of device are others.
     """
     own = before["setting"]
-    for what, there, here in (
-        ("of budget", own["budget"], budget),
-        ("of device", _kind(own["device"]), _kind(device)),
-        ("of fast training", bool(own.get("fast")), fast),
-    ):
+    for what, there, here in (("budget", own["budget"], budget), ("device", _kind(own["device"]), _kind(device))):
         if there != here:
             raise ValueError(
-                f"seeds are added to a result that was made in the same way: it is {what} {there}, this is {here}; set "
-                "it so, or write another result by --out"
+                f"seeds are added to a result that was made in the same way: it is of {what} {there}, this is {here}; "
+                "set it so, or write another result by --out"
             )
 
 

@@ -84,7 +84,7 @@ class Setting:
         if self.seeds is not None and self.seeds < least:
             raise ValueError(f"error bars need two seeds or more, got {self.seeds}")
         if self.before is not None:
-            refuse_other_setting(self.before, self.budget, self.device, self.fast)
+            refuse_other_setting(self.before, self.budget, self.device)
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
         if self.executor is not None and self.runs is None:
@@ -178,7 +178,7 @@ class Outcome:
                 "device": own.device,
                 "seeds": own.seeds,
                 "workers": own.workers,
-                **({"fast": True} if own.fast else {}),
+                **({"fast": True} if any(told.get("fast") for told in own.recipes.values()) else {}),
             },
             "seeds": sorted(int(seed) for seed in seeds),
             "commit": own.commit,
