@@ -126,7 +126,7 @@ def test_every_claim_has_its_number_its_interval_and_its_verdict(results):
     ],
 )
 def test_an_interval_is_shown_to_the_digits_that_matter(measured, interval, text):
-    assert pages._measured({"measured": measured, "interval": interval}) == text
+    assert pages.measured({"measured": measured, "interval": interval}) == text
 
 
 def test_a_figure_is_drawn_from_the_rows_as_they_were_measured(results, tmp_path):
