@@ -143,8 +143,9 @@ def flickering(spectrum: Tensor, level: float, every: int) -> FunctionOperator:
 
 
 def test_a_basis_that_is_not_orthonormal_any_more_ends_the_run_with_the_steps_before(tmp_path):
+    scale = 1.7e-20  # at 3e-20 some kernels of the processor still give an orthonormal basis, others do not
     with pytest.warns(NumericalWarning) as heard:
-        found = ritz.spectrum(tiny(3e-20), 30, 4, reorthogonalize="full")
+        found = ritz.spectrum(tiny(scale), 30, 4, reorthogonalize="full")
     assert found.stop.startswith("loss of orthogonality at step ")
     assert "use dtype=torch.float64" in found.stop
     assert any("the spectrum is that of fewer steps: loss of orthogonality" in str(each.message) for each in heard)
@@ -153,7 +154,7 @@ def test_a_basis_that_is_not_orthonormal_any_more_ends_the_run_with_the_steps_be
     assert found.stop.partition(":")[0][1:] in page  # a sentence, which begins with a capital
     assert found.stop in ritz.measures.Measurement(estimates={"trace": found.trace}, spectrum=found).table().notes[-1]
     clean = ritz.spectrum(rotated(values()), found.num_steps, 4, reorthogonalize="full")
-    assert float(found.lambda_max) == pytest.approx(3e-20 * float(clean.lambda_max), rel=1e-2)
+    assert float(found.lambda_max) == pytest.approx(scale * float(clean.lambda_max), rel=1e-2)
 
 
 def test_a_matrix_too_small_for_its_precision_is_told_and_one_that_is_multiplied_is_right():
@@ -187,7 +188,8 @@ def test_a_right_hand_side_too_small_for_its_precision_is_solved_all_the_same():
     b[:, 0] *= 1e-30
     found = ritz.solve(A, b)
     assert found.stop == "converged"
-    torch.testing.assert_close(A.dense().double() @ found.x.double(), b.double(), rtol=1e-3, atol=1e-35)
+    residuals = (A.dense().double() @ found.x.double() - b.double()).norm(dim=0)
+    assert bool((residuals <= 1e-4 * b.double().norm(dim=0)).all())
 
 
 def test_a_matrix_that_was_to_be_positive_and_is_not_is_told():

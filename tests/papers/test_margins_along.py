@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -90,6 +91,12 @@ def test_the_whole_path_runs_and_looks_at_start_and_stops(monkeypatch):
     pytest.importorskip("matplotlib")
     drawing = margins_along.figure(rows)
     assert [ax.get_title()[:2] for ax in drawing.axes] == ["0 ", "3 ", "12", "ev"]
+    after = next(r for r in rows if r["steps"] == 12 and "points" in r)
+    after["incorrect"], after["aceht"]["incorrect"]["r"] = 1, math.nan  # one point has no correlation
+    after["correct"], after["points"]["correct"] = 59, [0] + [1] * 59
+    labels = [text.get_text() for text in margins_along.figure(rows).axes[2].get_legend().get_texts()]
+    assert labels[0].startswith("59 correct: r = ")
+    assert labels[1] == "1 incorrect"
 
 
 @pytest.mark.parametrize("item", ["f1-small", "f1-large"])

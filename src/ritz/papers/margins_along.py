@@ -316,7 +316,8 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
                 continue
             x, y = ([points[name][place] for place in picked] for name in ("aceht", "trace"))
             r = float(row["aceht"][word]["r"])
-            ax.scatter(x, y, s=6, lw=0, alpha=0.6, color=colour, label=f"{row[word]} {word}: r = {r:.2f}")
+            label = f"{row[word]} {word}" + ("" if math.isnan(r) else f": r = {r:.2f}")  # a single point has none
+            ax.scatter(x, y, s=6, lw=0, alpha=0.6, color=colour, label=label)
         title = f"{row['steps']} steps, {row['train_accuracy']:.1f} %"
         ax.set(xlabel="ACEHT", ylabel="Hessian trace of the sample", title=title)
         ax.legend(frameon=False, fontsize="small")
