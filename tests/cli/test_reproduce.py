@@ -106,12 +106,17 @@ def test_a_quick_run_does_not_take_the_place_of_a_long_one(tmp_path, capsys, see
     words = ["reproduce", "margins", "affine", "--out", str(tmp_path)]
     assert main(words) == 0
     before = (tmp_path / "margins" / "affine.json").read_bytes()
-    assert main([*words, "--budget", "smoke"]) == 2
-    error = capsys.readouterr().err
-    assert "affine.json has a result of budget short, and this is smoke; name another folder with --out" in error
+    assert main([*words, "--budget", "smoke"]) == 0
+    said = "".join(capsys.readouterr().out.split())  # a terminal's lines may break anywhere
+    assert f"affine.jsonhasaresultofalongerbudget,whichstays;thisonegoesto{tmp_path / 'smoke'}" in said
+    quick = json.loads((tmp_path / "smoke" / "margins" / "affine.json").read_text(encoding="utf8"))
+    assert quick["setting"]["budget"] == "smoke"
     assert (tmp_path / "margins" / "affine.json").read_bytes() == before
-    assert len(seen) == 1
+    assert main([*words, "--budget", "smoke", "--more"]) == 2  # it adds to a result of its own budget
+    assert "it is of budget short, this is smoke" in capsys.readouterr().err
+    assert len(seen) == 2
     assert main([*words, "--budget", "paper"]) == 0
+    assert json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))["setting"]["budget"] == "paper"
 
 
 def test_without_a_paper_it_lists_what_there_is_and_what_has_been_run(tmp_path, capsys):

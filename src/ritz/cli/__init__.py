@@ -66,7 +66,7 @@ def _reproduce(
         paper: false-friend, pac-bayes, margins or damping; or the number of a seed, 000 to 004.
         item: One experiment of the paper.
         budget: smoke (seconds: does it run?), short (minutes) or paper (as published).
-        out: Folder of results; created if it does not exist.
+        out: Folder of results; created if it does not exist. One of a longer budget stays, and this goes to OUT/BUDGET.
         data: Folder with the data sets in torchvision's layout.
         device: Device of the computation, cpu or cuda.
         seeds: Number of seeds.

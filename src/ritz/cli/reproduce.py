@@ -56,20 +56,23 @@ def _run(
     try:
         found = experiments.find(paper, item)
         before = [read_result(out, one) if more else None for one in found]
+        targets = [out if more else _target(out, one, setting["budget"]) for one in found]
         made = Setting(**setting, before=before[0])
         if slurm is not None:
             cluster.check()
             if made.runs is None:
                 raise ValueError("--slurm needs --runs, a folder that all machines of the cluster see")
             made = replace(made, executor=cluster.executor(slurm, made.runs / "slurm", made.device))
-        for one in found:
-            _check_target(out, one, made.budget)
-        out.mkdir(parents=True, exist_ok=True)  # now, and not after hours
+        for one, target in zip(found, targets, strict=True):
+            target.mkdir(parents=True, exist_ok=True)  # now, and not after hours
+            if target != out and not quiet:
+                path = out / one.paper / f"{one.item}.json"
+                console.print(f"{path} has a result of a longer budget, which stays; this one goes to {target}")
         settings = [replace(made, before=there) for there in before]  # each its own, which notes its recipes
-        for one, own in zip(found, settings, strict=True):
+        for one, own, target in zip(found, settings, targets, strict=True):
             with counting(console, quiet) as progress:
                 outcome = experiments.reproduce(one, own, progress)
-            written = outcome.write(out)
+            written = outcome.write(target)
             results.append(json.loads(written.read_text(encoding="utf8")))
             if not quiet:
                 _print(console, outcome)
@@ -87,12 +90,11 @@ def _run(
     return 0
 
 
-def _check_target(out: Path, one: "experiment.Experiment", budget: str) -> None:
-    """Keep a quick run from taking the place of a long one."""
+def _target(out: Path, one: "experiment.Experiment", budget: str) -> Path:
+    """The folder of a result: OUT, or OUT/BUDGET if a longer run's result stands in OUT, as in a checkout of ritz."""
     there = _standing(out, one).partition(":")[0]
-    if there in BUDGETS and BUDGETS.index(there) > BUDGETS.index(budget):
-        path = out / one.paper / f"{one.item}.json"
-        raise ValueError(f"{path} has a result of budget {there}, and this is {budget}; name another folder with --out")
+    longer = there in BUDGETS and BUDGETS.index(there) > BUDGETS.index(budget)
+    return out / budget if longer else out
 
 
 def _rows(out: Path) -> list[dict[str, str]]:
