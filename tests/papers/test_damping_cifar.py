@@ -132,9 +132,10 @@ def test_what_is_not_begun_in_time_is_left_out_and_the_rest_is_judged(tmp_path, 
     (name,) = setting.left
     assert name == "adam-0.0004-flat-0.0004-1-epochs-1"
     assert len(setting.recipes) == 3
-    assert len(claims) == 2 * len(study.TABLE1) + 2 * 6 + 2 + 3  # numbers, neighbours, and constant delta / alpha
+    # numbers, neighbours, constant delta / alpha, and what trains
+    assert len(claims) == 2 * len(study.TABLE1) + 2 * 6 + 2 + 3 + 2
     assert {claim.verdict for claim in claims} == {"not decidable"}  # two seeds decide nothing
-    assert claims[-1].evidence.endswith("KFAC 0.0001, flat 0.001: not run; KFAC 0.0001, flat 0.0001: not run")
+    assert claims[-3].evidence.endswith("KFAC 0.0001, flat 0.001: not run; KFAC 0.0001, flat 0.0001: not run")
     assert figure(rows).axes
     now[0] = 9.0  # with the same folder the next call begins nothing, and has what there is
     late = Setting("smoke", runs=tmp_path, until=2.5)
@@ -153,7 +154,8 @@ def test_claims_of_any_runs_that_are_there_can_be_made(item):
         some = judged.claims(item, rows[:count])
         assert some or item == "figure12-dropout"
         if count <= 2 * len(arms) and item != "stable":  # two seeds
-            assert {claim.verdict for claim in some if "are lost" not in claim.text} <= {"not decidable"}
+            of_runs = [claim for claim in some if "are lost" not in claim.text and claim.where != "section 6.2"]
+            assert {claim.verdict for claim in of_runs} <= {"not decidable"}
 
 
 def test_an_unknown_item_is_refused():
@@ -329,7 +331,7 @@ def test_figure_12_is_judged_at_equal_dropout_at_equal_epochs_and_at_equal_time(
     assert dropout.verdict == "refuted"
     assert float(dropout.measured.value) == pytest.approx(3.0)
     (cost,) = [claim for text, claim in found.items() if text.startswith("learned damping at most doubles the time")]
-    assert (cost.verdict, cost.measured.value) == ("holds", 1.0)
+    assert (cost.verdict, cost.measured.value, cost.short_of) == ("not decidable", 1.0, "79 batches")
     assert cost.evidence.startswith("seconds of runs that shared one device")
 
 
@@ -416,7 +418,11 @@ def test_a_ratio_of_rates_after_whole_training_decides(adam, verdict):
 def test_it_is_told_how_far_a_learned_damping_has_come():
     arm = Arm("KFAC", 1e-3, 0.03, learned=True)
     rows = [made(arm, seed, 20.0, damping=[0.03, 0.031 + 0.002 * seed], mean_damping=0.0305) for seed in (0, 1)]
-    assert judged.Runs(rows).told(arm).endswith("test 20.0 %, the damping ended at 0.032, mean 0.0305")
+    assert (
+        judged.Runs(rows)
+        .told(arm)
+        .endswith("test 20.0 %, the damping ended at 0.032, mean 0.0305, by 8 batches as in the published code")
+    )
     assert judged.Runs([made(arm, 0, 20.0)]).told(arm).endswith("test 20.0 %")
     fast = judged.Runs([made(arm, 0, 20.0, trained_in="bfloat16")])
     assert " epochs in bfloat16: " in fast.told(arm)
@@ -446,6 +452,11 @@ def test_sgd_has_about_three_times_as_many_epochs_or_the_claim_is_short_of_it(ep
     assert (claim.verdict, f"SGD on {epochs / 2:g} times" in claim.text) == (verdict, True)
 
 
+def _of_divergence(claim):
+    """That no run is lost: a few cannot show it."""
+    return claim.text.endswith("trains, share of lost runs")
+
+
 def table1(change):
     """The claims of table 1 on whole runs with the numbers of the table, those of some arms changed."""
     rows = []
@@ -459,18 +470,19 @@ def table1(change):
 def test_table_1_is_borne_out_by_its_own_numbers_for_adam_and_not_decided_for_another_kfac():
     as_printed = table1(lambda arm, norm, test: (norm, test))
     assert {claim.verdict for text, claim in as_printed.items() if "KFAC" not in text} == {"holds"}
-    of_kfac = [claim for text, claim in as_printed.items() if "KFAC" in text]
+    assert as_printed["over-damping harms: Adam 0.001, flat 0.005 - Adam 0.001, flat 0.008"].ours  # printed: 0.4 apart
+    of_kfac = [claim for text, claim in as_printed.items() if "KFAC" in text and not _of_divergence(claim)]
     assert {claim._judged() for claim in of_kfac} == {"holds"}
     assert {claim.verdict for claim in of_kfac} == {"not decidable"}
-    assert "Section 7.2 has this setting diverge" in as_printed["KFAC 0.0001, flat 0.0001: accuracy"].evidence
 
 
 def test_each_order_of_table_1_can_be_refuted():
     against = table1(lambda arm, norm, test: (1 / norm, 100 - test))
     orders = [claim for claim in against.values() if claim.where.startswith("section 6.3")]
     known = [claim for claim in orders if "in training" not in claim.text and "costs more" not in claim.text]
+    known = [claim for claim in known if not _of_divergence(claim)]
     assert {claim._judged() for claim in known} == {"refuted"}
-    assert len(known) == 2 * 6 + 2 + 1
+    assert len(known) == 2 * 6 + 2  # one pair is printed too close together for an order
     short = judged.Runs([made(next(iter(study.TABLE1)), seed, 9.0, epoch=[1, 8]) for seed in range(3)])
     assert {claim.short_of[:5] for claim in tables.table1(short)[:2]} == {"8 of "}
 

@@ -223,7 +223,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _vgg16("figure12-dropout", "KFAC, learned and flat damping without dropout", "figure 12"),
     _vgg16("figure12-code", "KFAC and its damping as in the published code", "figure 12"),
     _vgg16("figure12-low", "KFAC, damping learned from 0.01", "figure 12"),
-    _vgg16("table1", "the largest eigenvalue after Adam and KFAC", "table 1 and figures 1 and 7"),
+    _vgg16("table1", "the largest eigenvalue after Adam and KFAC", "table 1 and figures 7 and 8"),
     Experiment(
         "damping", "figure2", "spectra after SGD, Adam and damped Adam", "seed 004, figure 2", damping_spectra.run,
         cifar_spectra_figure.figure, damping_spectra.claims,
