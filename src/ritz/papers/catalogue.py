@@ -80,6 +80,8 @@ CATALOGUE: tuple[Shown, ...] = (
          ("batches", "f1-small", "f1-large"), ""),
         ("C4", "appendix B.2", "fully connected networks with BatchNorm on CIFAR-10", "", NO_CIFAR10),
         ("C5", "table 1, figure 4", "small against large batches: flatness, test error, margins", "batches", ""),
+        ("C5, softmax", "section 4.1", "towards the end of training all softmax margins are close to 1", "",
+         "no softmax margins were recorded"),
         ("C6", "section 5", "T_alpha makes traces vanish", "scaling", ""),
         ("C7", "section 3.2.1", "the time that Hessian traces and margins take", "timing", ""),
         ("C8", "section 6", "outliers of the spectrum and the number of classes", "classes", ""),
