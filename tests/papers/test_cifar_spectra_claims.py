@@ -122,8 +122,10 @@ def test_what_lambda_1_leaves_open_is_in_the_interval_over_seeds(upper, verdict)
 def test_evidence_says_that_networks_were_trained_in_bfloat16():
     rows = printed_rows("allcnn")
     assert not any("bfloat16" in claim.evidence for claim in judgement.decay_claims(rows))
-    fast = [row | {"trained_in": "bfloat16"} for row in rows]
+    fast = [row | {"trained_in": "bfloat16", "train_images": 16} for row in rows]
     assert " epochs in bfloat16, training accuracy from " in judgement.decay_claims(fast)[0].evidence
+    for given, number in ((rows, "45,000"), (fast, "16")):  # rows from before they said so are of 45,000
+        assert f" % of {number} images (the paper names no number)" in judgement.decay_claims(given)[0].evidence
 
 
 def test_evidence_says_which_curvature_is_in_tf32():
@@ -195,17 +197,95 @@ def test_one_seed_decides_directions_as_far_as_measured_for_sharpness_and_accura
     rise, spread, verdict, better, generalises
 ):
     claims = judgement.decay_claims(short_rows(rise, spread, better=better))
-    found = {claim.text: (claim.where, claim.verdict) for claim in claims if "one network each" in claim.text}
+    found = {(claim.where, claim.text): claim.verdict for claim in claims if "one network each" in claim.text}
     change = "from weight decay 0 to 0.0005, one network each"
     wanted = {
-        f"lambda_1 rises {change}: ratio": ("figure 5", verdict),
-        f"lambda_1 in evaluation mode rises {change}: ratio": ("figure 8", verdict),
-        f"|w| falls {change}: ratio": ("section 4", "holds"),
+        ("figure 5", f"lambda_1 rises {change}: ratio"): verdict,
+        ("figure 8", f"lambda_1 in evaluation mode rises {change}: ratio"): verdict,
+        ("section 4", f"|w| falls {change}: ratio"): "holds",
+        ("section 5, table 5", f"lambda_1 rises {change}: ratio"): verdict,
+        ("section 5, table 5", f"Tr H / P rises {change}: ratio"): "holds",
+        ("section 5, table 5", f"Tr H^2 / P rises {change}: ratio"): "holds",
+        ("section 5, table 5", f"a = |w| / 2 falls {change}: ratio"): "holds",
+        ("equation 7, table 5", f"a = Tr H + |w|^2 / 2 falls {change}: ratio"): "holds",
     }
     for name in ("last 5,000", "test set"):
-        wanted[f"accuracy on the {name} rises {change}: difference"] = ("section 4", generalises)
-        wanted[f"gap in error to the {name} falls {change}: difference"] = ("section 4", generalises)
+        wanted["section 4", f"accuracy on the {name} rises {change}: difference"] = generalises
+        for where in ("section 4", "section 5, table 5"):
+            wanted[where, f"gap in error to the {name} falls {change}: difference"] = generalises
     assert found == wanted
+
+
+def test_one_seed_refutes_what_goes_the_other_way_in_the_metric_and_in_every_measure_of_sharpness():
+    rows = short_rows()
+    for row in rows:
+        last = row["weight_decay"] > 0
+        row["metric_a"] = 30.0 + last
+        row["train"] |= {"trace_per_param": [2.0 - last] * 3, "moment2_per_param": [2.0 - last] * 3}
+        row["train"]["metric_a_eq7"] = [10.0 + last] * 3
+    own = [claim for claim in judgement.decay_claims(rows) if "table 5" in claim.where and "one network" in claim.text]
+    assert [claim.verdict for claim in own[:5]] == ["holds", *["refuted"] * 4]
+
+
+@pytest.mark.parametrize(
+    ("network", "named"), [("allcnn", "last 5,000"), ("preresnet", "test set"), ("wideresnet", "last 5,000")]
+)
+def test_the_held_out_set_that_the_papers_name_is_theirs_and_the_other_is_ours(network, named):
+    claims = [claim for claim in judgement.decay_claims(printed_rows(network)) if " to the " in claim.text]
+    claims += [claim for claim in judgement.decay_claims(printed_rows(network)) if "accuracy on" in claim.text]
+    assert all(claim.ours == (named not in claim.text) for claim in claims)
+    assert all(claim.ours == claim.evidence.startswith("the paper names the ") for claim in claims)
+    assert len({claim.ours for claim in claims}) == 2
+
+
+@pytest.mark.parametrize(("network", "gap"), [("allcnn", -1.3), ("preresnet", -4.097), ("wideresnet", -5.402)])
+def test_gaps_of_seed_000_are_by_its_own_numbers(network, gap):
+    claims = judgement.decay_claims(printed_rows(network))
+    text = "gap in error to the last 5,000 from weight decay 0 to 0.0005: difference"
+    (own,) = [claim for claim in claims if claim.paper == "seed 000" and claim.text == text]
+    assert (own.where, own.expected) == ("section 4", gap)
+    assert ("this gap is not printed" in own.evidence) == (network != "allcnn")
+
+
+def test_an_accuracy_that_is_not_printed_is_said_to_be_derived():
+    claims = [claim for claim in judgement.decay_claims(printed_rows("allcnn")) if "accuracy on the last" in claim.text]
+    assert ["53.9, which is not printed, is" in claim.evidence for claim in claims] == [False, True]
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(0.05, "holds"), (-0.5, "refuted")])
+def test_training_accuracy_of_wideresnet_is_to_remain_after_the_whole_training(change, verdict):
+    for epochs, wanted in ((300, verdict), (8, "not decidable")):
+        rows = printed_rows("wideresnet", epochs=epochs)
+        for row in rows:
+            row["train_accuracy"] = 99.4 + change * (row["weight_decay"] == 5e-4) + row["seed"] / 1000
+        text = "training accuracy from weight decay 0 to 0.0005: difference"
+        found = [claim for claim in judgement.decay_claims(rows) if claim.text == text]
+        assert [(claim.paper, claim.verdict) for claim in found] == [("seed 000", wanted), ("seed 002", wanted)]
+
+
+def test_training_accuracy_of_preresnet_is_to_fall_at_every_step():
+    rows = printed_rows("preresnet", published=False)
+    for row in rows:
+        row["train_accuracy"] = 90.0 + 1000 * row["weight_decay"]
+    found = [claim for claim in judgement.decay_claims(rows) if claim.text.startswith("training accuracy from")]
+    assert [(claim.paper, claim.verdict) for claim in found] == 3 * [("seed 000", "refuted"), ("seed 002", "refuted")]
+
+
+@pytest.mark.parametrize(("network", "ours"), [("preresnet", True), ("wideresnet", False)])
+def test_that_modes_differ_is_said_of_wideresnet_alone(network, ours):
+    (claim,) = [claim for claim in judgement.decay_claims(printed_rows(network)) if "differs between" in claim.text]
+    assert claim.ours == ours
+
+
+def test_the_mode_of_table_5_is_that_of_the_supplement_and_tables_of_preresnet_have_none():
+    for network, table, said in (
+        ("wideresnet", "table 5", "seed 001, figure 6"),
+        ("preresnet", "table 4", "not say in"),
+    ):
+        claims = [claim for claim in judgement.decay_claims(printed_rows(network)) if claim.where == table]
+        own = [claim for claim in claims if claim.text.startswith("lambda_1 from")]
+        assert len(own) == 3
+        assert all(said in claim.evidence for claim in own)
 
 
 @pytest.mark.parametrize(("eval_mode", "verdict"), [(100.0, "holds"), (5.0, "refuted"), (5.6, "not decidable")])
@@ -272,8 +352,14 @@ def optimiser_rows(sharper=40.0, squares=200.0):
 
 
 def test_gadam_is_judged_by_what_is_printed():
-    verdicts = {claim.text: claim.verdict for claim in judgement.optimiser_claims(optimiser_rows(35.0))}
+    found = judgement.optimiser_claims(optimiser_rows(35.0))
+    verdicts = {claim.text: claim.verdict for claim in found}
     assert set(verdicts.values()) == {"holds"}  # 35 is 30 and 40
+    assert {claim.text.partition(",")[0] for claim in found if claim.ours} == {
+        "lambda_1 in evaluation mode", "|H|_F", "accuracy on the test set",
+        "lambda_1 differs between evaluation and train mode: larger over smaller value",
+    }  # fmt: skip
+    assert all("161/300" in claim.evidence for claim in found if "differs" not in claim.text)
     claims = judgement.optimiser_claims(optimiser_rows(3.0, 0.5))
     found = {claim.where: claim.verdict for claim in claims if claim.text == "lambda_1, Gadam over SGD"}
     assert found == {"section 5, figure 6": "holds in direction", "abstract": "holds in direction"}

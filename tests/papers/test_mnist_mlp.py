@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ritz
+from ritz.models import mlp
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
 from ritz.papers.data.images import read_idx
@@ -348,6 +349,16 @@ def test_a_number_that_has_two_readings_is_judged_once_and_the_other_is_told():
     traces = [text for text in found if text.startswith("Tr H / P at")]
     assert len(traces) == 3
     assert all(text.endswith("by one random vector") for text in traces)
+
+
+def test_evidence_says_which_network_has_the_printed_parameters_and_which_images_are_held_out():
+    sizes = [sum(p.numel() for p in mlp(hidden=hidden).parameters()) for hidden in ((10, 100), (100,))]
+    assert sizes == [9960, 79_510]
+    for claims in (judgement.claims, judgement.friend_claims):
+        for claim in claims(rows_like()):
+            trained = any(word in claim.text for word in ("prediction interval", "from weight decay"))
+            if trained and not claim.ours and claim.paper != "reference run":
+                assert all(f"{number:,}" in claim.evidence for number in (*sizes, 60_000)), claim.text
 
 
 def test_the_first_paper_is_judged_by_its_own_numbers_and_by_ratios_at_equal_seed():

@@ -97,6 +97,12 @@ def test_a_paper_has_a_page_of_its_own_with_a_section_for_each_experiment(result
     assert not (tmp_path / "docs" / "reproductions_damping.md").exists()
 
 
+def test_the_page_of_false_friend_says_whose_supplement_seed_001_is(tmp_path):
+    outcome(replace(AFFINE, paper="false-friend")).write(tmp_path)
+    (text,) = (text for name, text in pages.pages(pages.read_results(tmp_path)).items() if "friend" in name)
+    assert "the supplement of seed 002" in " ".join(text.split())
+
+
 def test_every_claim_has_its_number_its_interval_and_its_verdict(results):
     text = written(pages.read_results(results, TABLE), TABLE)
     rows = lines_of(text[text.index("## margins affine") :], "| seed 003")

@@ -103,6 +103,16 @@ def test_a_penalty_that_helps_holds_and_the_published_eta_is_told_beside_the_cho
     assert texts["test accuracy, eta 0.0001 minus 0 at weight decay 0: percentage points"] == "holds"
 
 
+def test_gains_at_the_weight_decay_of_table_7_are_the_papers_and_come_first_and_others_are_ours():
+    about = {"val": (95.0, 96.0, 97.0), "test": (95.0, 95.5, 96.0)}
+    found = penalty_grid_claims.claims([*rows(**about), *rows(**about, decay=5e-4)])
+    assert found[0].text.startswith("test accuracy, eta 0.001 minus 0 at weight decay 0.0005")
+    theirs = [claim.text.partition(", eta")[0] for claim in found if not claim.ours]
+    assert theirs == ["test accuracy", "gap of test and training error", "test accuracy"]
+    assert not [claim.text for claim in found if "at weight decay 0:" in claim.text and not claim.ours]
+    assert "the paper has eta 1e-4, 3e-4 and 5e-4" in found[0].evidence
+
+
 def test_training_on_the_other_trace_is_compared_at_equal_seed():
     grid = rows(val=(95.0, 96.0, 97.0), test=(95.0, 95.5, 96.0))
     lost = rows(val=(9.0,), test=(9.0,), etas=(1e-3,), trace=(7.0,), fits=(10.0,), form="hessian")

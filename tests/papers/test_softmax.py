@@ -106,6 +106,12 @@ def test_numbers_like_the_printed_ones_hold():
     assert verdicts(found, "lambda_1", "ratio") == ["holds"] * 2
 
 
+def test_evidence_says_that_the_paper_has_two_numbers_of_epochs():
+    printed = [claim for claim in softmax.claims(rows((12.0, 14.0, 16.0))) if " at weight decay " in claim.text]
+    assert len(printed) == 9
+    assert all("1,000 epochs in section 4 and figure 1, and 50 in appendix A.2" in claim.evidence for claim in printed)
+
+
 def test_other_numbers_are_refuted_and_their_order_may_still_hold():
     found = softmax.claims(rows((20.0, 20.5, 21.0), spread=1e-3, split=55_000))
     assert verdicts(found, "lambda_1", "prediction interval") == ["refuted"] * 3

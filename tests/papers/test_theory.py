@@ -22,6 +22,7 @@ REFUTED = Counter(
         "seed 000, equation 4": 2,
         "seed 000, section 2": 1,
         "seed 000, section 1": 1,
+        "seed 000, section 5, figure 7": 1,
         "seed 000, theorem 1": 1,
         "seed 000, theorem 1, its proof": 1,
         "seed 000, equation 18": 1,

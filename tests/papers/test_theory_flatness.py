@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ritz.models import vgg16_bn
 from ritz.papers import theory_flatness as flatness
 from ritz.papers.theory_networks import dense_hessian
 
@@ -52,3 +53,10 @@ def test_single_overlaps_follow_the_beta_law():
 def test_a_relative_error_of_half_is_what_a_missing_factor_two_gives():
     printed, mended = flatness.taylor()
     assert printed.measured == mended.measured == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_printed_norm_is_too_small_for_a_norm_and_not_for_the_mean_square_of_the_eigenvalues():
+    assert sum(p.numel() for p in vgg16_bn(num_classes=10).parameters()) == flatness.VGG16_BN
+    printed, mended = flatness.printed_norm()
+    assert mended.measured == pytest.approx(printed.measured * math.sqrt(flatness.VGG16_BN / 1.43e-5))
+    assert printed.measured < 1 < mended.measured

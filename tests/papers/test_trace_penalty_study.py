@@ -9,6 +9,8 @@ from ritz.papers import cifar_spectra, trace_penalty
 from ritz.papers.experiment import Setting
 from ritz.papers.recipe import fingerprint
 
+MODES = ("in evaluation mode", "by batch statistics")
+
 
 def images(name, root, device, split):
     """Noise in the place of CIFAR-100."""
@@ -79,19 +81,31 @@ def test_a_penalty_that_costs_accuracy_may_narrow_the_gap():
 def test_differences_are_judged_on_what_was_run_but_that_both_fit_alike_needs_all_of_training():
     rows = [{**row, "epochs": 8, "published": False} for row in rows_of((0.1, 0.2), training=-1.0)]
     claims = {claim.text: claim for claim in trace_penalty.claims(rows)}
-    (training,) = [claim for claim in claims.values() if claim.short_of]
+    training, *printed = [claim for claim in claims.values() if claim.short_of]
     assert training.text == "training accuracy, with the penalty minus without"
+    assert [claim.expected for claim in printed] == [80.75, 80.48, 99.992, 99.992]  # table 7
+    assert {claim.verdict for claim in printed} == {"not decidable"}
     assert (training.verdict, training.short_of) == (
         "not decidable", "8 of 300 epochs; a smaller network than WideResNet-28-10"
     )  # fmt: skip
     assert "8 of 300 epochs" in training.evidence
     assert "the probe is of 25 % of each batch, eta is as published" in training.evidence
-    ours = [claim.text.partition(",")[0] for claim in claims.values() if claim.ours]
+    ours = [claim.text.partition(", with ")[0] for claim in claims.values() if claim.ours]
     assert ours == [
+        "accuracy on the test set",
+        "gap in error to the test set",
+        "gap in loss to the last 5,000",
         "gap in loss to the test set",
-        "gap in loss to the last 5",
-        *["Tr G falls: with the penalty over without"] * 2,
+        *[f"Tr G falls: with the penalty over without, BatchNorm {how}" for how in MODES],
     ]
+
+
+@pytest.mark.parametrize(("accuracy", "verdict"), [(80.6, "holds"), (78.0, "refuted")])
+def test_the_printed_validation_accuracies_are_judged_on_the_last_5_000_after_the_whole_training(accuracy, verdict):
+    rows = [{**row, "val_accuracy": accuracy + row["seed"] / 100} for row in rows_of((0.1, 0.2, 0.3))]
+    found = verdicts(rows)
+    for how in ("with", "without"):
+        assert found[f"accuracy on the last 5,000, {how} the penalty"] == verdict
 
 
 def test_claims_want_both_arms_of_two_seeds():
@@ -112,7 +126,7 @@ def test_the_study_runs_at_smoke_budget_and_the_penalty_reaches_the_weights(monk
     for plain, penalised in zip(rows[::2], rows[1::2], strict=True):
         assert plain["weight_norm"] != penalised["weight_norm"]
         assert plain["train"]["ggn_trace"][0] > 0
-    assert len(claims) == 11
+    assert len(claims) == 15
     assert "the probe is of 50 % of each batch" in claims[-1].evidence
     json.dumps(rows)
     folders = sorted(path.name for path in (tmp_path / "cifar-wideresnet").iterdir())

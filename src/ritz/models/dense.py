@@ -29,7 +29,8 @@ def mlp(
 ) -> nn.Sequential:
     """784-10-100-10 with ReLU and biases: 9,960 parameters on MNIST (seed 000, figure 2; seed 002, table 1).
 
-    The papers print the count alone; 784-100-10 would have 79,510. The first weights are torch's, uniform in
+    The papers say a single hidden layer of 100 units, and 9,960 parameters. 784-100-10 has 79,510; 784-10-100-10 has
+    the printed count, and after training the printed lambda_1. The first weights are torch's, uniform in
     +-1 / sqrt(inputs of the layer).
 
     Args:

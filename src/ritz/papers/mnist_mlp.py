@@ -1,9 +1,13 @@
 """The network of 9,960 parameters on MNIST: table 1 of seed 002 and figure 2 of seed 000, over many seeds.
 
 784-10-100-10 with ReLU, cross-entropy, SGD with momentum 0.9 on batches of 128 for 50 epochs, weight decay 0, 1e-4 and
-5e-4 on all parameters. The papers train each once. Here every seed gives a start and an order of batches that all its
-weight decays share, so that they are compared at equal seed, and the spread between seeds says how far one more run
-may fall from the mean:
+5e-4 on all parameters. The papers say "a single hidden layer MLP", "a hidden layer of 100 units, parameter count 9960":
+784-100-10 has 79,510 parameters, 784-10-100-10 has the 9,960 and is what we train. The size of a batch is ours, and so
+are the images: the papers do not say on how many they train this network (seed 000 has 45,000 + 5,000 for softmax
+regression), we train on 55,000.
+
+The papers train each once. Here every seed gives a start and an order of batches that all its weight decays share, so
+that they are compared at equal seed, and the spread between seeds says how far one more run may fall from the mean:
 
     mean +- t_(n-1) s sqrt(1 + 1 / n)        the prediction interval of `mnist_mlp_claims`
 

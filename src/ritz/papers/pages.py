@@ -53,9 +53,10 @@ claim with a verdict. The papers' mathematics has [a page of its own](theory.md)
 | **not decidable** | all other cases: part of the interval agrees, part does not |
 
 Intervals are over seeds, batches or random vectors. Verdicts are computed from the numbers. The tolerances are our own
-and are printed beside the expected value. Some printed numbers have two readings, such as an accuracy on either of two
-held-out sets. The verdict then uses the nearer reading, and the evidence gives the other. Claims marked *ours* are our
-own questions, controls and bounds. No paper states them, and they are counted separately.
+and are printed beside the expected value. Some printed numbers have two readings. The verdict then uses the nearer one,
+and the evidence gives the other. Where a paper names the held-out set of an accuracy or a gap, that set is judged: the
+last 5,000 training images for "validation". The other set is a question of ours. Claims marked *ours* are our own
+questions, controls and bounds. No paper states them, and they are counted separately.
 
 | budget | how much is run |
 | --- | --- |
@@ -75,6 +76,11 @@ pages from the files in `results`, which contain settings, recipes, curves and a
 last call: they exclude runs that an earlier call had finished, and other experiments may have shared the device.
 """
 
+
+_ALSO = {  # what a paper's page says of its seeds
+    "false-friend": " Seed 001 is, by the numbers of its equations and figures, the supplement of seed 002. It shows "
+    "the same spectra as seed 000 and is reproduced with it."
+}
 
 _SHORT = """## In short
 
@@ -188,6 +194,7 @@ def _of_paper(paper: str, own: Sequence[Result], table: Sequence[Experiment], ca
     counted = f"{_said(_counted(own))}".replace("are ", "")
     about = (
         f"{len(own)} experiments; of the paper's claims {counted}. [What the verdicts mean, and all papers]({PAGE})."
+        f"{_ALSO.get(paper, '')}"
     )
     listed = [f"- [{result['item']}](#{_anchor(_name(result))}): {_title(result)}" for result in own]
     parts = [f"# {paper}: {' and '.join(PAPERS[paper])}\n", fill(about, 120) + "\n", "\n".join(listed) + "\n"]

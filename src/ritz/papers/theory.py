@@ -40,6 +40,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         theory_flatness.deep_linear_limit,
         theory_flatness.rescaling,
         theory_flatness.stability,
+        theory_flatness.printed_norm,
         theory_sharpness.keskar,
         theory_sharpness.penalised,
         theory_sharpness.extreme_ritz_value,

@@ -1,4 +1,4 @@
-"""The theory of seeds 000 and 001, *Flatness is a False Friend*, before its theorem: equations 1, 3, 4 and section 1.
+"""The theory of seed 000, *Flatness is a False Friend*, before its theorem: equations 1, 3, 4, sections 1, 4 and 5.
 
 Equation 2 is in `theory_sharpness`, the theorem and its proof are in `theory_theorem`. Every function returns claims:
 what is printed, and beside what does not hold as printed, what does.
@@ -25,6 +25,8 @@ from .theory_networks import (
     scaled,
     sizes_of,
 )
+
+VGG16_BN = 15_253_578  # weights of `ritz.models.vgg16_bn` with 10 classes
 
 _claim = partial(Claim, paper="seed 000")
 _exact = partial(_claim, expected=0.0, tolerance=ROUND_OFF)  # of a relative error
@@ -258,6 +260,31 @@ def rescaling() -> tuple[Claim, ...]:
         _exact(
             where="section 1", text="Tr H = Tr_1 / c^2 + c^2 Tr_2 + Tr_3: relative error",
             measured=deviation(first / c**2 + c**2 * second + third, trace), evidence=seen,
+        ),
+    )  # fmt: skip
+
+
+def printed_norm() -> tuple[Claim, ...]:
+    """Section 5 and figure 7: what is printed as the Frobenius norm after SGD is below an eigenvalue of that spectrum.
+
+    |H|_F is at least lambda_1. As Tr H^2 / P, which the tables of seed 002 have, the number is possible.
+
+    Example:
+        >>> [claim.verdict for claim in printed_norm()]
+        ['refuted', 'holds']
+    """
+    norm, largest = 1.43e-5, 3.296
+    claim = partial(_claim, expected=1.0, relation=">=")
+    return (
+        claim(
+            where="section 5, figure 7", measured=norm / largest,
+            text="|H|_F >= lambda_1 by the printed numbers, VGG-16-BN by SGD on CIFAR-10: ratio of the two",
+            evidence=f"The norm is printed as {norm:g}, and the spectrum of figure 7a ends at {largest:g}.",
+        ),
+        claim(
+            where="section 5, figure 7, corrected", measured=math.sqrt(norm * VGG16_BN) / largest,
+            text="|H|_F >= lambda_1 if Tr H^2 / P is printed: ratio of the two",
+            evidence=f"With the {VGG16_BN:,} weights of VGG-16-BN |H|_F is {math.sqrt(norm * VGG16_BN):.1f}.",
         ),
     )  # fmt: skip
 

@@ -31,9 +31,9 @@ def load(
 ) -> Data:
     """Images (N, channels, height, width) as bytes and labels (N,) of one part of a data set, on a device.
 
-    The papers hold out the last 5,000 of the training set: "fit" has 55,000 images of MNIST and 45,000 of CIFAR, "val"
-    the 5,000 and "train" both. Bytes stay bytes, a quarter of float32; `DATASETS[name].norm(...)` makes numbers of a
-    batch.
+    The last 5,000 of the training set are held out: "fit" has 55,000 images of MNIST and 45,000 of CIFAR, "val" the
+    5,000 and "train" both. The papers do not say which images they hold out. Bytes stay bytes, a quarter of float32;
+    `DATASETS[name].norm(...)` makes numbers of a batch.
 
     Args:
         name: "MNIST", "FashionMNIST", "CIFAR10", "CIFAR100" or "digits", or a row of one's own.
