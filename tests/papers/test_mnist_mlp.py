@@ -356,8 +356,7 @@ def test_evidence_says_which_network_has_the_printed_parameters_and_which_images
     assert sizes == [9960, 79_510]
     for claims in (judgement.claims, judgement.friend_claims):
         for claim in claims(rows_like()):
-            trained = any(word in claim.text for word in ("prediction interval", "from weight decay"))
-            if trained and not claim.ours and claim.paper != "reference run":
+            if claim.text.startswith("lambda_1 at") and claim.paper != "reference run":
                 assert all(f"{number:,}" in claim.evidence for number in (*sizes, 60_000)), claim.text
 
 

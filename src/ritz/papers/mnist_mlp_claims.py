@@ -243,7 +243,9 @@ def _printed(rows: Sequence[Row], key: str, texts: Sequence[str], **about: str) 
             more = f". {NAMES[OTHER[key]]}: {statistics.fmean(values):.4g}, one more between {ends}"
         if key == "val_accuracy" and weight_decay == 0:
             more += f". {_misprint(about['paper'])}"
-        found.append(replace(claim, evidence=f"{claim.evidence}{more}. {TRAINED}"))
+        if key == "lambda_max":
+            more += f". {TRAINED}"
+        found.append(replace(claim, evidence=claim.evidence + more))
     return found
 
 
@@ -325,7 +327,7 @@ def _sizes(rows: Sequence[Row], paper: str, keys: Sequence[str]) -> list[Claim]:
         old, new = (float(PRINTED[key][place]) for place in (0, last))
         start, end = (_at(rows, key, WEIGHT_DECAYS[place]) for place in (0, last))
         what = f"{NAMES[key]} from weight decay 0 to {WEIGHT_DECAYS[last]:g}"
-        seen = f"allowed is {EFFECT:.0%} of the printed change to either side. {TRAINED}"
+        seen = f"allowed is {EFFECT:.0%} of the printed change to either side"
         about: dict[str, Any] = {"paper": paper, "where": FRIEND[key][0] if paper == "seed 000" else "section 5"}
         if key == "val_accuracy":  # the direction is a claim of its own
             found.append(Claim(
@@ -346,8 +348,7 @@ def _orders(rows: Sequence[Row], paper: str) -> list[Claim]:
     for key, (where, ways) in ORDERS[paper].items():
         for (first, second), sign in zip(PAIRS, ways, strict=True):
             if sign:
-                claim = ordered(rows, key, first, second, sign, paper=paper, where=where)
-                found.append(replace(claim, evidence=f"{claim.evidence}. {TRAINED}"))
+                found.append(ordered(rows, key, first, second, sign, paper=paper, where=where))
     return found
 
 
