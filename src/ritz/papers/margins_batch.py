@@ -37,6 +37,7 @@ from ..measures.margins.summaries import margin_distribution
 from ..measures.outputs import Outputs, sample_outputs
 from ..models import keskar_f1
 from ..operators.hessian import Hessian
+from ..results import Estimate
 from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
@@ -169,6 +170,8 @@ KINDS = ("small", "large", "longer")
 MARGINS = ("margin_min", "margin_q10", "margin_median")
 SAME_ACCURACY, SAME_ERROR = 0.1, 0.02  # percentage points; of the error two of 10,000 images
 SAME_LOSS = math.log(2)  # "comparable": the text has no number
+CLASSES = 10
+CLOSE = 0.1  # to 1, of a softmax margin: the text has no number
 STRONG = 0.8
 
 
@@ -187,6 +190,7 @@ def claims(rows: Rows) -> list[Claim]:
         found += [_related(own, name, kind, *said, ours=other) for said in related for kind in ("small", "large")]
         if not other:
             found.append(_left_skewed(own, name))
+            found += [_saturated(own, name, kind) for kind in ("small", "large")]
         if any(row["kind"] == "longer" for row in own):
             found += _catches_up(own, name)
     return found
@@ -245,6 +249,41 @@ def _left_skewed(own: Rows, name: str) -> Claim:
         where="section 4.2", text=f"{name}: margins of the small batch are skewed to the left: skewness, below 0",
         expected=0.0, relation="<=", measured=mean("skewness", values), evidence=_each(own, "skewness"),
     )  # fmt: skip
+
+
+def _saturated(own: Rows, name: str, kind: str) -> Claim:
+    """How far from 1 a softmax margin can be, by the least output margin of all images."""
+    picked = [row for row in own if row["kind"] == kind]
+    least = min(row["margin_min"] for row in picked)
+    bounds = softmax_bounds(least)
+    loss = max(math.exp(row["train_loss"]) for row in picked)
+    return _claim(
+        where="section 4.1", text=f"{name}: at the end of training all softmax margins are very close to 1: the least, "
+        f"{kind} batch", expected=1.0, tolerance=CLOSE,
+        measured=Estimate(name="least softmax margin", value=sum(bounds) / 2, bracket=bounds),
+        evidence=f"bounds by the outputs of {len(picked)} seeds, as softmax margins themselves are not kept: the least "
+        f"output margin is {least:.3g}; the mean of the softmax margins is at least {1 - 2 * loss:.5f}, which is "
+        "1 - 2 * training loss",
+    )  # fmt: skip
+
+
+def softmax_bounds(margin: float, classes: int = CLASSES) -> tuple[float, float]:
+    """Between which numbers a softmax margin S_y - max_j S_j is, by the output margin m = f_y - max_j f_j.
+
+    It is S_y (1 - e^-m), and 1 / S_y is from 1 + e^-m to 1 + (C - 1) e^-m: all other classes as the second, or none. Of
+    a wrong point (m < 0) nothing is said, for the paper takes the size of a margin.
+
+    Example:
+        >>> outputs = torch.tensor([[5.0, 0.0, 0.0], [5.0, 0.0, -99.0]])
+        >>> [round(float(row[0] - row[1]), 4) for row in outputs.softmax(1)]
+        [0.9802, 0.9866]
+        >>> [round(end, 4) for end in softmax_bounds(5.0, classes=3)]
+        [0.9802, 0.9866]
+    """
+    if margin < 0:
+        return 0.0, 1.0
+    small = math.exp(-margin)
+    return -math.expm1(-margin) / (1 + (classes - 1) * small), math.tanh(margin / 2)
 
 
 def _catches_up(own: Rows, name: str) -> list[Claim]:
