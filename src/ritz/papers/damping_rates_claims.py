@@ -1,0 +1,308 @@
+"""What the rows of `damping_rates` say of rates and dampings, beside the sentences of seed 004.
+
+The paper compares settings that it has chosen by a grid. Here the best of several settings is the one of the highest
+mean accuracy on the 5,000 validation images, and what is compared is the accuracy on the test images, at equal seed: so
+the best of many is not better by chance. A lost run counts as chance, 1 %.
+
+"The largest learning rate with which Adam trains" is read as the largest at which no seed is lost or at chance and the
+mean training accuracy is at least half of that of the best rate at the same eps: at larger ones the training accuracy
+falls off before runs are lost. "Larger rates" of Adam are those beyond it.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..measures.study.correlation import spearman
+from .base import Claim, Relation
+from .damping_cifar import Arm
+from .damping_cifar_kinds import PAPER, SAME_ACCURACY, difference, faster
+from .damping_cifar_runs import Runs
+from .damping_rates import ADAM, DAMPED, DAMPINGS, FROM_ZERO, LEARNED, SGD, TRAINS, USUAL, study
+from .experiment import Progress, Rows, Setting
+from .over_seeds import HALF, correlation, share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PLACE = "by a network of 21,836 parameters in place of VGG-16"
+TRAINS_AT = 0.5  # of the best training accuracy: what "trains" needs
+LEAST_RATES = 3  # of a rank correlation
+
+ORDERS: tuple[tuple[str, str, Relation], ...] = (  # of larger rates of SGD
+    ("training", "optimise less well", "<="),
+    ("test", "generalise better", ">="),
+)
+
+_claim = partial(Claim, paper=PAPER)
+
+
+def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
+    """Train the grid, and judge."""
+    rows = study(setting, progress)
+    return rows, claims(rows)
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """Rates of SGD, dampings of Adam, learned dampings of Adam, and KFAC from a damping of near zero."""
+    runs = Runs(rows)
+    sgd, usual = _run(runs, SGD), largest(runs, ADAM)
+    found = _rates(runs, sgd)
+    best = chosen(runs, sgd)
+    if best is not None and usual is not None:
+        found += [*_dampings(runs, best, usual), *_learned(runs, best, usual)]
+    return found + _from_zero(runs)
+
+
+def _run(runs: Runs, arms: Iterable[Arm]) -> list[Arm]:
+    """Those that were run."""
+    return [arm for arm in arms if runs.of(arm)]
+
+
+def chosen(runs: Runs, arms: Iterable[Arm]) -> Arm | None:
+    """The arm of the highest mean accuracy on validation images; None of none.
+
+    Example:
+        >>> rows = [{"arm": arm.label, "seed": 0, "state": "trained", "val_accuracy": [end]}
+        ...         for arm, end in zip(SGD, (1.0, 9.0, 3.0))]
+        >>> chosen(Runs(rows), SGD).label
+        'SGD 0.003'
+    """
+    return max(_run(runs, arms), key=lambda arm: float(runs.accuracy(arm, "val").mean()), default=None)
+
+
+def largest(runs: Runs, arms: Sequence[Arm]) -> Arm | None:
+    """The arm of the largest rate that trains: see above.
+
+    Example:
+        >>> rows = [{"arm": arm.label, "seed": 0, "state": "trained", "train_accuracy": [end]}
+        ...         for arm, end in zip(ADAM, (30.0, 60.0, 40.0, 20.0))]
+        >>> largest(Runs(rows), ADAM).lr
+        0.001
+    """
+    steady = [arm for arm in arms if {row["state"] for row in runs.of(arm)} == {"trained"}]
+    ends = {arm: _mean(runs, arm, "train") for arm in steady}
+    enough = [arm for arm in steady if ends[arm] >= TRAINS_AT * max(ends.values())]
+    return max(enough, key=lambda arm: arm.lr, default=None)
+
+
+def _mean(runs: Runs, arm: Arm, which: str) -> float:
+    return float(runs.accuracy(arm, which).mean())
+
+
+def _listed(runs: Runs, arms: Iterable[Arm]) -> str:
+    """Mean accuracies on training and test images, arm by arm, and how many runs were lost or at chance."""
+    told = []
+    for arm in arms:
+        states = [row["state"] for row in runs.of(arm)]
+        trouble = "".join(f", {states.count(s)} {s}" for s in ("lost", "at chance") if s in states)
+        told.append(f"{arm.label}: {_mean(runs, arm, 'train'):.1f} and {_mean(runs, arm, 'test'):.1f} %{trouble}")
+    return f"training and test accuracy, means over seeds: {'; '.join(told)}"
+
+
+# -------------------------------------------------------------------------------- figure 1b: rates
+
+
+def _rates(runs: Runs, sgd: Sequence[Arm]) -> list[Claim]:
+    """Larger rates optimise less well and generalise better: over all that train, and beyond the one that fits best."""
+    steady = [arm for arm in sgd if all(row["state"] == "trained" for row in runs.of(arm))]
+    if len(steady) < LEAST_RATES:
+        return []
+    seen = f"{_length(runs)}. {_listed(runs, sgd)}"
+    found = [
+        _claim(
+            where=f"figure 1b, section 7.2, {PLACE}", expected=0.0, relation=relation, evidence=seen,
+            text=f"larger rates of SGD {words}: rank correlation of rate and {which} accuracy, over rates that train",
+            measured=_ranks(runs, steady, which),
+        )
+        for which, words, relation in ORDERS
+    ]  # fmt: skip
+    fits = max(steady, key=lambda arm: _mean(runs, arm, "train"))
+    larger = chosen(runs, [arm for arm in steady if arm.lr > fits.lr])
+    if larger is not None:
+        text = f"beyond the rate that optimises best, a larger one generalises better: {larger.label} - {fits.label}"
+        found.append(difference(runs, "figure 1b", text, larger, fits, ours=True))
+    return found
+
+
+def _ranks(runs: Runs, arms: Sequence[Arm], which: str) -> Any:
+    """The rank correlation of rate and accuracy, seed by seed; seeds that lack a rate are left out."""
+    key = {"training": "train_accuracy", "test": "test_accuracy"}[which]
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for arm in arms:
+        for row in runs.of(arm):
+            curves.setdefault(row["seed"], []).append((arm.lr, row[key][-1]))
+    return correlation(
+        float(spearman(*zip(*points, strict=True), resamples=1).value)
+        for points in curves.values() if len(points) == len(arms)
+    )  # fmt: skip
+
+
+def _length(runs: Runs) -> str:
+    """How long the training was, and on what."""
+    row = next((row for rows in runs.rows.values() for row in rows if row["epoch"]), None)
+    return "" if row is None else f"{row['images']:,} images, {max(row['epoch'])} epochs"
+
+
+# -------------------------------------------------------------------------------- section 6.3: damping
+
+
+def _dampings(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
+    """At the largest rate that trains with the usual eps, and beyond it."""
+    where = f"section 6.3, {PLACE}"
+    seen = f"; {usual.label} is the largest rate that trains: {_listed(runs, _run(runs, ADAM))}"
+    found = [_told(difference(runs, where, f"Adam under-performs SGD: {sgd.label} - {usual.label}", sgd, usual), seen)]
+    same = _run(runs, [arm for arm in DAMPED if arm.lr == usual.lr])
+    if same:
+        best, most = chosen(runs, same), same[-1]
+        if best is not None:
+            text = f"at the same rate more damping helps: {best.label} - {usual.label}"
+            found.append(_told(difference(runs, where, text, best, usual), f"; {_listed(runs, same)}"))
+        if best is not None and most.damping == DAMPINGS[-1] and best != most:
+            text = f"over-damping harms: {best.label} - {most.label}"
+            found.append(difference(runs, where, text, best, most))
+    beyond = _run(runs, [arm for arm in (*ADAM, *DAMPED) if arm.lr > usual.lr])
+    best = chosen(runs, beyond)
+    if best is not None:
+        found += [_unstable(runs, where, usual, beyond), *_matches(runs, where, best, sgd)]
+    return found
+
+
+def _told(claim: Claim, more: str) -> Claim:
+    return replace(claim, evidence=claim.evidence + more)
+
+
+def _unstable(runs: Runs, where: str, usual: Arm, beyond: Sequence[Arm]) -> Claim:
+    """Of the larger rates, those that optimise less well than the usual setting: how many are ahead on test images."""
+    poor = [arm for arm in beyond if _mean(runs, arm, "train") < _mean(runs, usual, "train")]
+    poor = [arm for arm in poor if any(row["state"] == "trained" for row in runs.of(arm))]
+    ahead = [arm for arm in poor if _mean(runs, arm, "test") > _mean(runs, usual, "test")]
+    names = ", ".join(arm.label.removeprefix("Adam ") for arm in ahead) or "none"
+    return _claim(
+        where=where, expected=HALF, relation=">=", measured=share(arm in ahead for arm in poor),
+        text="at larger rates, many settings that optimise less well than the usual one generalise better, read as at "
+        "least half of them", evidence=f"{len(ahead)} of {len(poor)} that left chance, by means over seeds: {names}. "
+        f"{_listed(runs, (usual, *poor))}",
+    )  # fmt: skip
+
+
+def _matches(runs: Runs, where: str, best: Arm, sgd: Arm) -> list[Claim]:
+    """At larger rates with larger damping, Adam is as good as SGD, and faster."""
+    text = f"at a larger rate and damping Adam matches SGD or beats it: {best.label} - {sgd.label}"
+    return [
+        difference(runs, where, text, best, sgd, expected=0.0, tolerance=SAME_ACCURACY),
+        faster(runs, where, f"and converges faster: {best.label} - {sgd.label}", best, sgd),
+    ]
+
+
+# -------------------------------------------------------------------------------- section 7.3: learned damping
+
+
+def _learned(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
+    """Learned damping at larger rates beside the usual setting, SGD, and flat dampings."""
+    where = f"section 7.3, {PLACE}"
+    best = chosen(runs, [arm for arm in LEARNED if arm.lr > usual.lr])
+    if best is None:
+        return []
+    name = best.label
+    text = "a larger rate with learned damping {} the usual setting: {} - {}"
+    found = [
+        difference(runs, where, text.format("generalises better than", name, usual.label), best, usual),
+        faster(runs, where, text.format("converges faster than", name, usual.label), best, usual),
+        difference(
+            runs, where, f"but does not make up the gap with SGD: {name} - {sgd.label}", best, sgd, "<=", expected=0.0,
+        ),
+    ]  # fmt: skip
+    flat = chosen(runs, [arm for arm in DAMPED if arm.lr > usual.lr])
+    if flat is not None:
+        text = f"and is no better than a larger rate with a larger flat damping: {name} - {flat.label}"
+        found.append(difference(runs, where, text, best, flat, "<=", expected=0.0))
+    smaller = chosen(runs, [arm for arm in DAMPED if arm.lr == usual.lr])
+    if smaller is not None:
+        where, pair = f"figure 15, {PLACE}", f"{name} - {smaller.label}"
+        text = f"with linear decay it does not supersede a smaller rate with flat damping: {pair}"
+        found.append(difference(runs, where, text, best, smaller, "<=", expected=0.0))
+        text = f"but it trains better: {pair}, training accuracy"
+        found.append(difference(runs, where, text, best, smaller, which="train"))
+    return found
+
+
+# -------------------------------------------------------------------------------- section 7.1: near zero
+
+
+def _from_zero(runs: Runs) -> list[Claim]:
+    """KFAC does not train with a damping of near zero, and none is learned from there."""
+    found = []
+    for arm in _run(runs, FROM_ZERO):
+        words = "from a damping of near zero none is learned" if arm.learned else "with a damping of near zero"
+        found.append(
+            _claim(
+                where=f"section 7.1, {PLACE}" if arm.code else "section 7.1", ours=not arm.code, expected=1.0,
+                reference=HALF, measured=share(row["state"] != "trained" for row in runs.of(arm)),
+                text=f"{words}{', and' if arm.learned else ''} the network does not train ({arm.label}): share of runs "
+                "lost or at chance", evidence=f"{runs.told(arm)}; {_losses(runs, arm)}; beside it {runs.told(TRAINS)}",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _losses(runs: Runs, arm: Arm) -> str:
+    """Where training losses ended."""
+    ends = [row["train_loss"][-1] for row in runs.of(arm) if row["train_loss"]]
+    told = f", {statistics.fmean(ends):.2f} on average" if ends else ""
+    return f"training loss at the end of those that were not given up{told}, {math.log(100):.2f} for a guess"
+
+
+# ------------------------------------------------------------------------------------------ figure
+
+
+def figure(rows: Rows) -> "Figure":
+    """Accuracies by rate of SGD and of Adam with its usual eps, and those of Adam by rate and damping as two tables."""
+    from matplotlib.figure import Figure
+
+    runs = Runs(rows)
+    drawing = Figure(figsize=(14, 4.2), layout="constrained")
+    axes = drawing.subplots(1, 3)
+    for place, (name, arms) in enumerate((("SGD", SGD), (f"Adam, eps {USUAL:g}", ADAM))):
+        own = _run(runs, arms)
+        for which, style in (("test", "o-"), ("train", "s:")):
+            means = [_mean(runs, arm, which) for arm in own]
+            axes[0].plot([arm.lr for arm in own], means, style, color=f"C{place}", ms=4, label=f"{name}, {which}")
+            for arm, height in zip(own, means, strict=True):
+                values = runs.accuracy(arm, which)
+                axes[0].plot([arm.lr] * 2, [values.min(), values.max()], color=f"C{place}", lw=0.8)
+                if any(row["state"] == "lost" for row in runs.of(arm)):
+                    axes[0].plot([arm.lr], [height], "x", color="black", ms=8)
+    axes[0].set(xscale="log", xlabel="learning rate", ylabel="accuracy, %", title="x: a run is lost")
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(frameon=False, fontsize="small")
+    for ax, which in zip(axes[1:], ("test", "train"), strict=True):
+        _table(ax, runs, which)
+    count = len({row["seed"] for row in rows})
+    drawing.suptitle(f"means over {count} seeds, bars from the least to the most; {_length(runs)}", fontsize=9)
+    return drawing
+
+
+def _table(ax: "Axes", runs: Runs, which: str) -> None:
+    """Adam's accuracy by rate and damping, flat and learned."""
+    own = _run(runs, (*ADAM, *DAMPED, *LEARNED))
+    rates = sorted({arm.lr for arm in own})
+    kinds = sorted({(arm.learned, arm.damping) for arm in own})
+    cells = [[math.nan] * len(rates) for _ in kinds]
+    for arm in own:
+        row, column = kinds.index((arm.learned, arm.damping)), rates.index(arm.lr)
+        cells[row][column] = _mean(runs, arm, which)
+        states = [one["state"] for one in runs.of(arm)]
+        mark = " x" if "lost" in states else ""
+        ax.text(column, row, f"{cells[row][column]:.1f}{mark}", ha="center", va="center", fontsize=8)
+    ax.imshow(cells, cmap="YlGn", aspect="auto", vmin=0.0)
+    ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    ax.set_yticks(range(len(kinds)), [f"{'from ' if learned else ''}{eps:g}" for learned, eps in kinds])
+    words = {"test": "test", "train": "training"}[which]
+    ax.set(
+        xlabel="learning rate of Adam", ylabel="eps, flat or learned", title=f"{words} accuracy, %; x: a run is lost"
+    )
