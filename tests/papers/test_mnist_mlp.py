@@ -377,6 +377,8 @@ def test_the_first_paper_is_judged_by_its_own_numbers_and_by_ratios_at_equal_see
     assert abs(change.expected - 1) > change.tolerance  # no change at all does not hold
     assert "|w| falls from weight decay 0 to 0.0005: mean change" in found
     assert not [text for text in found if text.startswith("a = ")]  # the metric is the second paper's
+    norms = [claim for text, claim in found.items() if text.startswith("|w| / 2 at")]
+    assert [(claim.expected, claim.ours) for claim in norms] == [(7.6, True), (7.2, True), (6.1, True)]
 
 
 @pytest.mark.parametrize(("rise", "size", "way"), [(2.2, "holds", "holds"), (0.1, "refuted", "holds")])

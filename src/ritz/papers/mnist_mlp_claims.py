@@ -182,7 +182,7 @@ def friend_claims(rows: Sequence[Row]) -> list[Claim]:
     Example:
         >>> numbers = {key: [1.0, 0.0, 1.0, 1.0] for key in MEANING}
         >>> same = [{"seed": s, "weight_decay": decay, **numbers} for s in range(2) for decay in WEIGHT_DECAYS]
-        >>> [(claim.text, claim.verdict) for claim in friend_claims(from_plain(same))][::9][:2]
+        >>> [(claim.text, claim.verdict) for claim in friend_claims(from_plain(same))][::12][:2]
         [('lambda_1 at weight decay 0: in the prediction interval of our seeds', 'refuted'),
          ('lambda_1 from weight decay 0 to 0.0001: ratio', 'refuted')]
     """
@@ -190,6 +190,13 @@ def friend_claims(rows: Sequence[Row]) -> list[Claim]:
     found: list[Claim] = []
     for key, (where, texts) in FRIEND.items():
         found += _printed(rows, key, texts, paper="seed 000", where=where)
+    found += [
+        inside(
+            rows, "metric_a", weight_decay, text, name="|w| / 2", paper="seed 000", ours=True,
+            where="figure 2, if its run is that of seed 002, which prints |w| / 2 as a",
+        )
+        for weight_decay, text in zip(WEIGHT_DECAYS, PRINTED["metric_a"], strict=True)
+    ]  # fmt: skip
     return found + _sizes(rows, "seed 000", ("lambda_max", "val_accuracy")) + _orders(rows, "seed 000")
 
 
@@ -204,14 +211,16 @@ def _check(rows: Sequence[Row]) -> None:
 
 
 def inside(
-    rows: Sequence[Row], key: str, weight_decay: float, text: str, probe: str | None = None, **about: Any
-) -> Claim:
+    rows: Sequence[Row], key: str, weight_decay: float, text: str, probe: str | None = None, name: str = "",
+    **about: Any,
+) -> Claim:  # fmt: skip
     """Whether a number, as it is written, lies in the prediction interval of our seeds.
 
     Args:
         rows, key, weight_decay: The numbers of our seeds, as for `column`.
         text: The number as it is written.
         probe: The key of the noise of one random vector, where the number came from one.
+        name: Of the number, where that of its key says more than is meant.
         about: Fields of the claim.
     """
     values = column(rows, key, weight_decay)
@@ -225,7 +234,7 @@ def inside(
         exact = " to ".join(f"{end:.4g}" for end in prediction_interval(values))
         seen += f", which errs by {noise / statistics.fmean(values):.0%}: this decides little. By many, {exact}"
     return Claim(
-        text=f"{NAMES[key]} at weight decay {weight_decay:g}: in the prediction interval of our seeds{how}",
+        text=f"{name or NAMES[key]} at weight decay {weight_decay:g}: in the prediction interval of our seeds{how}",
         expected=float(text), measured=statistics.fmean(values), tolerance=(high - low) / 2 + rounding,
         **({"evidence": seen} | about),
     )  # fmt: skip
