@@ -64,7 +64,8 @@ steps of SGD.
 
 Each loop of {inverse_every} steps ({steps} for a penalty) is timed as a whole, with one synchronisation at the end. A
 window of AutoDamping is all its work in {inverse_every} steps, timed alone; its share is relative to that many steps of
-the loop. {says}
+the loop.
+{says}
 ## The steps
 
 Times in milliseconds. The column *whole loop* is the one used for the targets. The other columns synchronise with the
@@ -84,7 +85,8 @@ Milliseconds for a window of {inverse_every} steps, and its share of the time of
 Milliseconds for the parts of a step, with a synchronisation after each part. A penalty is part of `forward`, and again
 of `backward`. KFAC computes its statistics inside `backward`; eigenvectors and products with them are part of `step`.
 
-{where} {busy}
+{where}
+{busy}
 ## Memory
 
 GiB on the device after three steps, and at the peak. Each case runs alone; images and weights are included.
