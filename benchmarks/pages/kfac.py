@@ -261,6 +261,7 @@ def figure(report: dict[str, Any]) -> "Figure":
         ax.set(title=precision, xticks=range(3), xticklabels=("SGD", "KFAC\neigh", "KFAC\nqr"))
         ax.axhline(4 * statistics.median(run["loops"]["SGD"]["step"]), ls=":", color="0.3", lw=1)
         ax.grid(axis="y", alpha=0.3)
+    axes[0].set_ylim(top=1.05 * axes[0].get_ylim()[1])  # no panel has its line at the edge
     axes[0].set_ylabel("milliseconds a step")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return drawing
