@@ -280,6 +280,16 @@ def test_every_question_has_its_answer_in_the_committed_results():
     assert unanswered == []
 
 
+def test_a_question_about_one_of_many_settings_says_how_it_is_in_all():
+    (asked,) = (one.question for one in HIGHLIGHTS if "One of seven settings" in one.question)
+    (found,) = (
+        one for one in pages.read_results(RESULTS) if (one["paper"], one["item"]) == ("false-friend", "stability")
+    )
+    verdicts = [one["verdict"] for one in found["claims"] if "bound is tight: median lambda_1 / (2 / a)" in one["text"]]
+    assert len(verdicts) == 7
+    assert f"it does in {verdicts.count('holds')}, and does not in {verdicts.count('refuted')}." in asked
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_committed_result_is_small_and_its_verdicts_follow_from_its_numbers(path):
     assert path.stat().st_size < 1_000_000

@@ -73,7 +73,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight(
         "false-friend/stability",
-        "Does lambda_1 settle at 2 / learning rate in full-batch gradient descent? (one of seven settings)",
+        "Does lambda_1 settle at 2 / learning rate in full-batch gradient descent? (One of seven settings: it does in "
+        "3, and does not in 2.)",
         "MLP, full batches, a = 0.05: the bound is tight",
     ),
     Highlight(
