@@ -1,6 +1,7 @@
 """The pages of docs run and are complete; the demo's figure in them is small."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_links_within_the_repository_lead_somewhere(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
     missing = [target for target, _ in LINK.findall(text) if not (path.parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+def test_a_table_ends_at_an_empty_line(path):
+    """What follows a row without one is shown as its next row."""
+    lines = FENCE.sub("", path.read_text(encoding="utf-8")).splitlines()
+    assert not [after for row, after in pairwise(lines) if row.startswith("|") and after and not after.startswith("|")]
 
 
 def test_the_reference_names_everything_public():

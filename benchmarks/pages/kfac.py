@@ -64,7 +64,8 @@ steps of SGD.
 
 Each loop of {inverse_every} steps ({steps} for a penalty) is timed as a whole, with one synchronisation at the end. A
 window of AutoDamping is all its work in {inverse_every} steps, timed alone; its share is relative to that many steps of
-the loop. {says}
+the loop.
+{says}
 ## The steps
 
 Times in milliseconds. The column *whole loop* is the one used for the targets. The other columns synchronise with the
@@ -84,7 +85,8 @@ Milliseconds for a window of {inverse_every} steps, and its share of the time of
 Milliseconds for the parts of a step, with a synchronisation after each part. A penalty is part of `forward`, and again
 of `backward`. KFAC computes its statistics inside `backward`; eigenvectors and products with them are part of `step`.
 
-{where} {busy}
+{where}
+{busy}
 ## Memory
 
 GiB on the device after three steps, and at the peak. Each case runs alone; images and weights are included.
@@ -259,6 +261,7 @@ def figure(report: dict[str, Any]) -> "Figure":
         ax.set(title=precision, xticks=range(3), xticklabels=("SGD", "KFAC\neigh", "KFAC\nqr"))
         ax.axhline(4 * statistics.median(run["loops"]["SGD"]["step"]), ls=":", color="0.3", lw=1)
         ax.grid(axis="y", alpha=0.3)
+    axes[0].set_ylim(top=1.05 * axes[0].get_ylim()[1])  # no panel has its line at the edge
     axes[0].set_ylabel("milliseconds a step")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return drawing

@@ -63,7 +63,8 @@ def verdict(report: dict[str, Any]) -> str:
 
     def held(name: str, keep: Callable[[dict[str, Any]], bool]) -> str:
         found = [100 * row["covered"] for row in rows if keep(row)]
-        return f"{min(found):.0f} to {max(found):.0f} % {name}" if found else f"none {name}"
+        ends = dict.fromkeys(f"{end:.0f}" for end in (min(found), max(found))) if found else ()
+        return f"{' to '.join(ends)} % {name}" if found else f"none {name}"
 
     parts = [
         held("with one common probe", lambda row: row["probes"] == 1),

@@ -131,7 +131,10 @@ def test_an_operation_without_a_second_derivative_is_named():
 
 def test_statistics_that_were_never_learned_are_found():
     model = mlp(nn.BatchNorm1d(8))
-    assert examine(risk_of(model))["BatchNorm"].status == "warning"
+    found = examine(risk_of(model))
+    assert found["BatchNorm"].status == "warning"
+    assert found.verdict == "sound, with 1 warning: see what is to do"  # "no problem" would not be true
+    assert found.healthy
     model.train()(torch.randn(16, 5, generator=torch.Generator().manual_seed(1)))
     assert examine(risk_of(model))["BatchNorm"].status == "ok"
     assert "statistics of each batch" in examine(risk_of(model, mode="train"))["BatchNorm"].text

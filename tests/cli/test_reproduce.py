@@ -130,6 +130,27 @@ def test_without_a_paper_it_lists_what_there_is_and_what_has_been_run(tmp_path, 
     assert "not a result" in lines["broken"]
 
 
+@pytest.mark.parametrize(
+    ("claims", "standing"),
+    [
+        (
+            [(False, "holds"), (True, "refuted"), (False, "holds"), (True, "holds")],
+            "short: 2 holds; ours: 1 holds, 1 refuted",
+        ),
+        ([(True, "refuted")], "short: ours: 1 refuted"),
+        ([(False, "refuted")], "short: 1 refuted"),
+    ],
+)
+def test_the_list_counts_questions_of_ours_apart(claims, standing, tmp_path, capsys):
+    told = [{"verdict": verdict, **({"ours": True} if ours else {})} for ours, verdict in claims]
+    (tmp_path / "margins").mkdir()
+    (tmp_path / "margins" / "affine.json").write_text(json.dumps({"setting": {"budget": "short"}, "claims": told}))
+    (tmp_path / "margins" / "broken.json").write_text(json.dumps({"setting": {"budget": "short"}, "claims": [[]]}))
+    assert main(["reproduce", "--out", str(tmp_path), "--json"]) == 0
+    rows = {row["item"]: row["standing"] for row in json.loads(capsys.readouterr().out)}
+    assert rows == {"affine": standing, "lenet": "", "broken": "not a result"}
+
+
 def test_help_names_the_papers_and_what_an_option_takes(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["reproduce", "--help"])

@@ -59,3 +59,16 @@ def test_what_was_given_in_one_run_and_not_in_the_other_is_said_as_it_is_typed()
     assert typed(there) == "run holds another run: --test was given there and not here; name another"
     here = 'run holds another run: init is null there and "4f0ab8... here; name another'
     assert typed(here) == "run holds another run: --init was given here and not there; name another"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        ('"bba546... there', "null here", "is a solution there only"),
+        ("null there", '"bba546... here', "is a solution here only"),
+        ('"bba546... there', '"042870... here', "has other weights there"),
+    ],
+)
+def test_solutions_that_are_others_are_named_and_not_shown_as_checksums(there, here, said):
+    text = f"run holds another run: solutions.weights.epoch-3.0 is {there} and {here}; name another folder with --out"
+    assert typed(text) == f"run holds another run: epoch-3.0 {said}; name another folder with --out"

@@ -280,6 +280,29 @@ def test_every_question_has_its_answer_in_the_committed_results():
     assert unanswered == []
 
 
+@pytest.mark.parametrize(
+    ("item", "asked", "claimed", "number", "told"),
+    [
+        (
+            "stability",
+            "One of seven",
+            "bound is tight: median lambda_1 / (2 / a)",
+            7,
+            "it does in {}, and does not in {}.",
+        ),
+        ("subsampling", "One of nine", "corrected by 1 / (B + b)", 9, "it can in {}, and cannot in {}."),
+        ("batches", "Their rank correlation is", "MNIST: rank correlation of traces and output margins", 2, ""),
+    ],
+)
+def test_a_question_about_one_of_many_claims_says_how_the_others_are(item, asked, claimed, number, told):
+    (question,) = (one.question for one in HIGHLIGHTS if asked in one.question)
+    (found,) = (one for one in pages.read_results(RESULTS) if one["item"] == item)
+    verdicts = [one["verdict"] for one in found["claims"] if claimed in one["text"]]
+    assert len(verdicts) == number
+    assert told.format(verdicts.count("holds"), verdicts.count("refuted")) in question
+    assert told or set(verdicts) == {"holds"}
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_committed_result_is_small_and_its_verdicts_follow_from_its_numbers(path):
     assert path.stat().st_size < 1_000_000

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -149,6 +150,15 @@ def test_traces_that_are_all_the_same_have_no_correlation_and_it_says_why(result
 def test_traces_without_their_margins_are_shown_by_themselves(results):
     other = ritz.Estimate(name="sample traces", value=torch.ones(7), exact=True)  # of other samples
     assert "Trace against output margin" not in charts(build(results.measurement, other))
+
+
+def test_the_marks_of_the_small_graphs_do_not_run_into_one_another(results):
+    page = build(results.measurement).to_html()
+    (scale,) = re.findall(r'<svg class="strip"[^>]*marks at .*?</svg>', page)
+    marks = sorted((float(x), text) for x, text in re.findall(r'<text x="([\d.]+)" y="14">(.*?)</text>', scale))
+    assert [text for _, text in marks] == ["100", "10", "1", "± %", "1", "10", "100"]
+    halves = [(x, 2.6 * len(text)) for x, text in marks]  # of letters that are 9 pixels high
+    assert all(x - half > left + own + 2 for (left, own), (x, half) in pairwise(halves))
 
 
 def test_every_measure_stands_in_the_table_with_its_interval_and_reading(results):

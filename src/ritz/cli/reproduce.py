@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,14 +121,20 @@ def _standing(out: Path, one: "experiment.Experiment") -> str:
         return ""
     try:
         written = read_json(path)
-        counted = Counter(claim["verdict"] for claim in written["claims"])
-        return f"{written['setting']['budget']}: {_counts(counted)}"
-    except (KeyError, TypeError, ValueError):
+        told = _told((claim.get("ours", False), claim["verdict"]) for claim in written["claims"])
+        return f"{written['setting']['budget']}: {'; '.join(told)}"
+    except (AttributeError, KeyError, TypeError, ValueError):
         return "not a result"
 
 
-def _counts(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{counted[verdict]} {verdict}" for verdict in STYLES if counted.get(verdict))
+def _told(verdicts: Iterable[tuple[bool, str]]) -> list[str]:
+    """How often there is each verdict: on what a paper states, and apart from it on questions of ours."""
+    counted = Counter(verdicts)
+    found = []
+    for words, ours in (("", False), ("ours: ", True)):
+        counts = [f"{counted[ours, verdict]} {verdict}" for verdict in STYLES if counted[ours, verdict]]
+        found += [words + ", ".join(counts)] if counts else []
+    return found
 
 
 def _print(console: Console, outcome: "experiment.Outcome") -> None:
@@ -147,10 +153,8 @@ def _print(console: Console, outcome: "experiment.Outcome") -> None:
     header, title = ("where", "claim", "expected", "measured", "verdict"), f"{named}, budget {setting.budget}"
     console.print()
     console.print(Table(header, rows, title=title, numeric=(2, 3), styles=STYLES))
-    for words, ours in (("", False), ("ours: ", True)):
-        counted = Counter[str](claim.verdict for claim in outcome.claims if claim.ours == ours)
-        if counted:
-            console.print(f"\n{words}{_counts(counted)}")
+    for told in _told((claim.ours, claim.verdict) for claim in outcome.claims):
+        console.print(f"\n{told}")
     if setting.budget == "smoke":
         console.print("The budget smoke shows that everything runs: its verdicts say nothing of the paper.")
     elif setting.budget != "paper":

@@ -33,6 +33,18 @@ _RULES = (
     (re.compile(r"(?<![\w.-])(num_steps|num_probes)(?![\w=])"), r"--\1"),
     (re.compile(r'(?<![\w.-])(test|init) is "[^;]* there and null here'), r"--\1 was given there and not here"),
     (re.compile(r'(?<![\w.-])(test|init) is null there and "[^;]* here'), r"--\1 was given here and not there"),
+    (
+        re.compile(r'(?<![\w.-])solutions\.weights\.([^;]+?) is "[^;]* there and null here'),
+        r"\1 is a solution there only",
+    ),
+    (
+        re.compile(r'(?<![\w.-])solutions\.weights\.([^;]+?) is null there and "[^;]* here'),
+        r"\1 is a solution here only",
+    ),
+    (
+        re.compile(r'(?<![\w.-])solutions\.weights\.([^;]+?) is "[^;]* there and "[^;]* here'),
+        r"\1 has other weights there",
+    ),
     (re.compile(r"two measures have the same key: (.*)"), r"--measures has a key twice: \1; give each once"),
     (re.compile(r"--num_(steps|probes)"), r"--num-\1"),
 )

@@ -122,7 +122,10 @@ class Checkup(Result):
     @property
     def verdict(self) -> str:
         """Whether a run would be sound, as a sentence."""
-        return "sound: no problem found" if self.healthy else "not sound: numbers would be wrong, or none"
+        if not self.healthy:
+            return "not sound: numbers would be wrong, or none"
+        warned = sum(finding.status == "warning" for finding in self.findings)
+        return f"sound, with {count(warned, 'warning')}: see what is to do" if warned else "sound: no problem found"
 
     def __getitem__(self, name: str) -> Finding:
         found = {finding.name: finding for finding in self.findings}

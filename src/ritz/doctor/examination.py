@@ -231,7 +231,7 @@ class _Examination:
         fresh = [n for n, t in state.items() if n.endswith("num_batches_tracked") and int(t) == 0]
         if fresh:
             self.add(
-                "BatchNorm", "warning", f"{layers} by running statistics, {len(fresh)} of which were never updated",
+                "BatchNorm", "warning", f"{layers} by running statistics, never updated in {len(fresh)}",
                 "load the buffers with the weights, walk the data once in train mode, or use mode='train'",
             )  # fmt: skip
         else:

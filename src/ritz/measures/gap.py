@@ -79,9 +79,9 @@ def bootstrapped(
     interval contains both: for ten normal samples the bootstrap alone covers 89 % of the time instead of 95.
 
     No interval of a mean is honest for every law (Bahadur and Savage 1956): a few samples miss the long tail. For
-    samples of skewness g, a 95 % interval needs about 5 g^2 of them to cover 92 % or more. With gamma laws, 600 draws
-    each, it covered: for g = 2 (the exponential law) 88 to 95 % with 2 to 10 samples, 92 with 20 and 96 with 80; for
-    g = 4 71 to 81 % with 2 to 10, 93 with 80 and 96 with 100; for g = 8 41 to 65 % with 2 to 10 and 95 with 300
+    samples of skewness g, about 5 g^2 of them suffice for a 95 % interval to cover 92 % or more. With gamma laws, 600
+    draws each, it covered: for g = 2 (the exponential law) 88 to 95 % with 2 to 10 samples, 92 with 20 and 96 with 80;
+    for g = 4 71 to 81 % with 2 to 10, 93 with 80 and 96 with 100; for g = 8 41 to 65 % with 2 to 10 and 95 with 300
     (benchmarks/stated.py).
 
     Example:

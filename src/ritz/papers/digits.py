@@ -206,7 +206,7 @@ def _change(found: Study, key: str, scale: float, unit: str, digits: int) -> str
     noise = "within its own noise" if direction(change) == 0 else "more than its noise"
     ends = " to ".join(f"{scale * float(found.rows[name][key].value):.{digits}f}" for name in found.ends)
     size = f"{scale * float(change.value):+.{digits}f} ± {scale * float(change.stderr):.{digits}f}{unit}"
-    return f"the {key.replace('_', ' in ')} goes from {ends}, by {size} digit by digit, {noise}"
+    return f"the {key.replace('_', ' in ')} goes from {ends}, by {size} image by image, {noise}"
 
 
 def _sharpness(found: Study) -> str:

@@ -73,7 +73,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight(
         "false-friend/stability",
-        "Does lambda_1 settle at 2 / learning rate in full-batch gradient descent? (one of seven settings)",
+        "Does lambda_1 settle at 2 / learning rate in full-batch gradient descent? (One of seven settings: it does in "
+        "3, and does not in 2.)",
         "MLP, full batches, a = 0.05: the bound is tight",
     ),
     Highlight(
@@ -109,7 +110,9 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "Tr H is Tr G, the ReLU network",
     ),
     Highlight(
-        "pac-bayes/subsampling", "Can a log-determinant be extrapolated from a sub-sample?",
+        "pac-bayes/subsampling",
+        "Can a log-determinant be extrapolated from a sub-sample, by 1 / (B + b)? (One of nine settings: it can in 6, "
+        "and cannot in 0.)",
         "corrected by 1 / (B + b): mean |error| after over before, at most half, d = 0.0001 lambda_1, sub-samples of "
         "256",
     ),
@@ -131,7 +134,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "MNIST: large batches generalise worse because",
     ),
     Highlight(
-        "margins/batches", "Do traces and output margins correlate, by Pearson's r?",
+        "margins/batches",
+        "Is Pearson's r of traces and output margins -0.8 or less, as for the paper? (Their rank correlation is.)",
         "MNIST: r of traces and output margins",
     ),
     Highlight(

@@ -101,9 +101,9 @@ def _table(found: Measurement) -> Markup:
     """The table, a body for each family."""
     scale = Markup(
         '<svg class="strip" viewBox="0 0 132 18" role="img" aria-label="marks at ± 1, 10 and 100 per cent">'
-        + "".join(f'<text x="{66 + 60 * side * place(x):.1f}" y="14">{text}</text>' for side in (-1, 1)
-                  for x, text in ((0.01, "1"), (0.1, "10"), (1.0, "100 %")))
-        + "</svg>"
+        + "".join(f'<text x="{66 + 60 * side * place(x):.1f}" y="14">{100 * x:g}</text>' for side in (-1, 1)
+                  for x in (0.01, 0.1, 1.0))
+        + '<text x="66" y="14">± %</text></svg>'
     )  # fmt: skip
     names = (("measure", ""), ("value", "number"), ("95 % interval", "number"), (scale, "strip"), ("reading", ""))
     head = [element("th", name, scope="col", class_=kind or None) for name, kind in names]
