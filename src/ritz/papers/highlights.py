@@ -192,6 +192,22 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "79 batches give the noise that all batches give",
     ),
     Highlight(
+        "damping/rates", "Do larger learning rates of SGD, which fit less well, generalise better? (small network)",
+        "larger rates of SGD, where they optimise less well",
+    ),
+    Highlight(
+        "damping/rates", "Does more damping help Adam at its usual learning rate? (small network)",
+        "at the same rate more damping helps",
+    ),
+    Highlight(
+        "damping/rates", "Does Adam match SGD at a larger learning rate and damping? (small network)",
+        "at a larger rate and damping Adam matches SGD",
+    ),
+    Highlight(
+        "damping/rates", "Does KFAC, as published, fail to train with a damping of near zero? (small network)",
+        "with a damping of near zero the network does not train",
+    ),
+    Highlight(
         "damping/noise", "Does the noise of a batch Hessian follow a semicircle? (994 parameters)",
         "eigenvalues of X follow a semicircle: their kurtosis, after training",
     ),
