@@ -290,6 +290,13 @@ def test_every_question_has_its_answer_in_the_committed_results():
             7,
             "it does in {}, and does not in {}.",
         ),
+        (
+            "logistic",
+            "One of thirty",
+            "test error - training error rises from damping",
+            30,
+            "it does in {}, and does not in {},",
+        ),
         ("subsampling", "One of nine", "corrected by 1 / (B + b)", 9, "it can in {}, and cannot in {}."),
         ("batches", "Their rank correlation is", "MNIST: rank correlation of traces and output margins", 2, ""),
     ],

@@ -264,7 +264,9 @@ def find(paper: str, item: str | None = None, table: Sequence[Experiment] = EXPE
     by_number = {seed.removeprefix("seed "): name for name, seeds in PAPERS.items() for seed in seeds}
     paper = by_number.get(paper, paper)
     if paper not in known:
-        raise ValueError(f"no paper is called {paper!r}; there are {', '.join(known)}")
+        meant = [f"{name} {paper}" for name, items in known.items() if paper in items]
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else f"; there are {', '.join(known)}"
+        raise ValueError(f"no paper is called {paper!r}{hint}")
     if item is not None and item not in known[paper]:
         raise ValueError(f"{paper} has no experiment {item!r}; it has {', '.join(known[paper])}")
     return [one for one in table if one.paper == paper and item in (None, one.item)]

@@ -148,7 +148,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight(
         "damping/logistic",
-        "Does less damping widen the gap, by LanczosOPT on softmax regression? (one of several dampings and etas)",
+        "Does less damping widen the gap, by LanczosOPT on softmax regression? (One of thirty settings: it does in 20, "
+        "and does not in 6, with dampings of 0.01 and less.)",
         "MNIST: test error - training error rises from damping 0.1 to 0.01 at eta 1",
     ),
     Highlight("damping/table2", "Is SGD ahead of Adam?", "SGD - Adam"),
