@@ -10,6 +10,7 @@ from ritz.normalisations import SmoothNormalisations
 
 torch.set_default_dtype(torch.float64)
 
+KNOWN = {"running_mean": None, "running_var": None, "momentum": 0.1, "eps": 0.1, "cudnn_enabled": False}
 CASES = {
     "layer": (lambda x, w, b: F.layer_norm(x, (3,), w, b), (2, 2, 3), 3),
     "layer, of two dimensions": (lambda x, w, b: F.layer_norm(x, (2, 3), w.view(2, 3), b.view(2, 3)), (2, 2, 3), 6),
@@ -23,6 +24,12 @@ CASES = {
         2,
     ),
     "instance": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), (2, 2, 3), 2),
+    "batch, by torch's keywords": (lambda x, w, b: torch.batch_norm(x, w, b, **KNOWN, training=True), (3, 2), 2),
+    "instance, by torch's keywords": (
+        lambda x, w, b: torch.instance_norm(x, w, b, **KNOWN, use_input_stats=True),
+        (2, 2, 3),
+        2,
+    ),
 }
 
 

@@ -79,23 +79,33 @@ def _instance_norm(
     return _by_channel(input, tuple(range(2, input.ndim)), weight, bias, eps)
 
 
-def _named_by_torch(ours: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Batch and instance normalisation, with the order that `torch` has for what torch.nn.functional takes."""
+def _batch_norm_of_torch(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor | None:
+    """In the order, and by the names, that `torch` has for what torch.nn.functional takes."""
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
-    def normalise(
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        by_input: bool,
-        momentum: float,
-        eps: float,
-        cudnn_enabled: bool,
-    ) -> Tensor | None:
-        return ours(input, running_mean, running_var, weight, bias, by_input, momentum, eps)
 
-    return normalise
+def _instance_norm_of_torch(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor | None:
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _by_channel(x: Tensor, over: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -118,6 +128,6 @@ _OURS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
     torch.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
-    torch.batch_norm: _named_by_torch(_batch_norm),
-    torch.instance_norm: _named_by_torch(_instance_norm),
+    torch.batch_norm: _batch_norm_of_torch,
+    torch.instance_norm: _instance_norm_of_torch,
 }

@@ -176,6 +176,19 @@ def test_probes_that_are_alike_tell_no_error():
     assert widths == {True, False}
 
 
+@pytest.mark.parametrize("num_probes", [2, 5])
+def test_signs_of_a_single_number_are_exact(num_probes):
+    A = DenseOperator(torch.tensor([[-3.0]]))
+    for found in (ritz.trace(A, "hutchinson", num_probes), ritz.diagonal(A, num_probes, method="hutchinson")):
+        for estimate in (found, found.parts["vector"]):
+            assert [float(x) for x in (estimate.value, estimate.stderr, *estimate.interval())] == [
+                -3.0,
+                0.0,
+                -3.0,
+                -3.0,
+            ]
+
+
 @pytest.mark.parametrize("method", ["exact", "hutchinson", "hutch++"])
 def test_block_traces_come_with_the_trace(method):
     risk = risk_of(nn.ReLU())

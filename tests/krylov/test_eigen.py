@@ -1,5 +1,7 @@
 """Extreme eigenpairs against a dense decomposition."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -279,3 +281,17 @@ def test_a_product_that_is_not_finite_is_refused():
     for dim in (10, 200):
         with pytest.raises(NonFiniteError, match="a product with the function is not finite"):
             top_eigenpairs(FunctionOperator(lambda V: V / 0.0, dim, f64), 2)
+
+
+@pytest.mark.parametrize(
+    ("which", "others"), [("largest", "may be further out"), ("magnitude", "of the other sign may be larger")]
+)
+def test_a_search_that_is_cut_with_small_residuals_says_what_it_does_not_know(which, others):
+    """The space is exhausted, but copies of the eigenvalue may be missing: random rows are put in, and fail."""
+    A, calls = torch.diag(torch.cat([torch.tensor([9.0, -5.0]), torch.zeros(160)])).double(), itertools.count()
+    op = FunctionOperator(lambda V: A @ V if next(calls) < 3 else V / 0.0, 162, f64)
+    with pytest.warns(NumericalWarning, match=f"the eigenpairs have converged, but some {others}.*not finite"):
+        pairs = top_eigenpairs(op, 1, which)
+    assert bool(pairs.converged.all())
+    assert pairs.cut
+    assert pairs.values.tolist() == pytest.approx([9.0])

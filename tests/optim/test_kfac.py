@@ -1473,6 +1473,48 @@ def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average
     assert float(((found.mean(0) - truth) / found.std(0) * 40**0.5).abs().max()) < 4
 
 
+class Prompts(nn.Module):
+    """Rows that belong to all samples go through a layer, and their mean through a norm that the samples share."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.rows, self.layer, self.norm = draw(*shape, 4, seed=4), nn.Linear(4, 3), nn.LayerNorm(3)
+        self.first = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.first(x)) * self.norm(self.layer(self.rows).reshape(-1, 3).mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2 * N,), (1, 2 * N)])
+def test_reduce_is_exact_on_average_for_the_mean_of_rows_that_belong_to_all_samples(shape):
+    model = seeded(lambda: Prompts(*shape))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS), params="layer.*")
+
+    def trace(seed: int) -> float:
+        opt = KFAC(model, 0.0, 1.0, fisher="type2", sharing="reduce", factor_every=1, seed=seed)
+        train(model, opt, 1)
+        return float(opt.eigenvalues()["layer"].sum())
+
+    found, truth = torch.tensor([trace(seed) for seed in range(40)]), float(ritz.GGN(risk).dense().trace())
+    assert abs(float(found.mean()) - truth) < 4 * float(found.std()) / 40**0.5
+
+
+@pytest.mark.parametrize("way", ["optimiser", "operator"])
+def test_a_normalisation_of_samples_and_of_what_belongs_to_all_of_them_has_the_diagonal_of_the_ggn_on_average(way):
+    model = seeded(lambda: Prompts(2))
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS), params="norm.*")
+
+    def diagonal(seed: int) -> Tensor:
+        if way == "operator":
+            return KFACOperator(risk, seed=seed).dense().diagonal()
+        opt = KFAC(model, 0.0, 1.0, fisher="type2", factor_every=1, seed=seed)
+        train(model, opt, 1)
+        return torch.cat([opt.blocks[name].averages["square"].value.flatten() for name in risk.names])
+
+    found, truth = torch.stack([diagonal(seed) for seed in range(40)]), ritz.GGN(risk).dense().diagonal()
+    assert float(((found.mean(0) - truth) / found.std(0) * 40**0.5).abs().max()) < 4
+
+
 def test_recomputed_activations_update_the_statistics_of_a_normalisation_no_more_often_than_without_kfac():
     class Recomputed(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalWarning, callers_level
-from ..intervals import IntervalRule
+from ..intervals import IntervalRule, StudentT
 from ..krylov.quadrature import Quadrature
 from ..krylov.tridiagonal import Tridiagonal
 from ..results import Estimate, new_axes
@@ -72,7 +72,7 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
         return Density(
             name="density", value=head, stderr=zero, bracket=bracket, exact=True, grid=grid, width=width, **about
         )  # fmt: skip
-    curves, depth, rule = _sampled(s, s.tail, grid, width, head)
+    curves, depth, rule = _sampled(s, s.tail, grid, width)
     value, depth = head + curves.mean(0), depth + moved
     stderr = torch.full_like(value, math.nan)  # of one probe nothing is known
     if s.num_probes > 1:
@@ -83,9 +83,7 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
     )  # fmt: skip
 
 
-def _sampled(
-    s: "Spectrum", tail: Tridiagonal, grid: Tensor, width: float, head: Tensor
-) -> tuple[Tensor, Tensor, IntervalRule]:
+def _sampled(s: "Spectrum", tail: Tridiagonal, grid: Tensor, width: float) -> tuple[Tensor, Tensor, IntervalRule]:
     """Each probe's curve (K, grid), what the depth of quadrature and head may be off by (grid,), and the interval."""
     low, high = s.range()
     left = s.dim - len(s.head)
@@ -102,9 +100,11 @@ def _by_moments(s: "Spectrum", rules: Quadrature, grid: Tensor, width: float) ->
     """The interval at each point, from the moments of the kernel about it; see `Spectrum.rule_by_moments`.
 
     Among few large eigenvalues and many that one point sees alike the curve there is skewed to the left, since probes
-    that have more of the former have less of the latter.
+    that have more of the former have less of the latter. Rules of one node have no moments.
     """
     num, left = s.num_probes, s.dim - len(s.head)
+    if rules.nodes.shape[-1] == 1:
+        return StudentT(num - 1)
     height = 1 / (s.dim * width * math.sqrt(2 * math.pi))  # of one eigenvalue
     apart = Quadrature(rules.nodes[:, None], rules.weights[:, None])  # (K, grid, m) with the kernel
     root, cube, square = centred_moments(apart, lambda t: torch.exp(-0.5 * ((grid[:, None] - t) / width).square()))

@@ -113,11 +113,13 @@ def centred_moments(rules: Quadrature, f: Callable[[Tensor], Tensor]) -> tuple[T
 def alike(rows: Tensor) -> bool:
     """Whether all signs are those of the first row or their opposites, as of few numbers they may be: they are one.
 
+    A single number is not asked: a form of its sign is exact.
+
     Example:
         >>> alike(torch.tensor([[1.0, -1.0], [-1.0, 1.0]])), alike(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
         (True, False)
     """
-    return rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())
+    return 1 < rows.shape[1] <= _FEW and bool((rows * rows[:, :1] == rows[:1] * rows[0, 0]).all())
 
 
 def untold(rule: IntervalRule) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def top_eigenpairs(
         StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a pair has not converged, or is not known to be largest in magnitude, or a product is not
-            finite; the pairs found are still returned, and `stop` gives the reason.
+        NumericalWarning: If a pair has not converged, or the search was cut before it was known that there are none
+            further out, or a product is not finite; the pairs found are still returned, and `stop` gives the reason.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -427,6 +427,7 @@ def _warn(pairs: EigenPairs, tol: float) -> None:
         f"norm, the largest {float(pairs.residuals.max()):.2g}"
     )
     if found:
-        what = "the eigenpairs have converged, but some of the other sign may be larger in magnitude"
+        others = "of the other sign may be larger in magnitude" if pairs.which == "magnitude" else "may be further out"
+        what = f"the eigenpairs have converged, but some {others}"
     remedy = stopping.remedy(pairs.stop, spent=pairs.products) or pairs.stop
     warnings.warn(f"{what}; {remedy}", NumericalWarning, stacklevel=callers_level())

@@ -165,9 +165,8 @@ class KFACOperator(Operator):
     the input (steps before samples) or in turn (two views of every sample in one batch). It is seen by one backward
     pass more for each batch. Rows that mix samples, as the nodes of a graph, or belong to all of them, as queries that
     are learned, are refused by the first two; the diagonal of a LayerNorm is right on average over `seed` there.
-    BatchNorm in training mode
-    mixes all samples, so that no row has a gradient of one sample alone: whatever flows back to a row counts as that of
-    the row's own sample (see `convention`).
+    BatchNorm in training mode mixes all samples, so that no row has a gradient of one sample alone: whatever flows back
+    to a row counts as that of the row's own sample (see `convention`).
 
     Args:
         risk: The risk; all of its parameters must belong to layers with a rule.

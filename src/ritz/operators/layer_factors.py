@@ -128,7 +128,7 @@ class Collector:
         for unit, calls in self._called(captures, size, bases or ()):
             if unit.kind == "diagonal":
                 own = next(iter(unit.params))
-                total = torch.stack([_norm_gradient(call, own, size) for call in calls]).sum(0)
+                total = _summed([_norm_gradient(call, own, size) for call in calls])
                 _add(found, f"{unit.name}|square", total.square().sum((0, 1)).reshape(1, -1, 1))
             elif unit.kind == "table":
                 for call in calls:
@@ -184,7 +184,7 @@ class Collector:
     def _samples(self, calls: list[Capture], size: int) -> int:
         """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
         mixed = any(_num_rows(call) % size or not call.apart for call in calls)
-        return 1 if mixed and self.sharing == "expand" else size
+        return 1 if mixed and (self.sharing == "expand" or not self.surely) else size
 
     def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
         """Inputs (b, groups, t, features) of some samples at a time, and which samples they are."""
@@ -215,6 +215,13 @@ def _precise(x: Tensor) -> torch.dtype:
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
     """The positions of several calls side by side."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _summed(gradients: list[Tensor]) -> Tensor:
+    """The sum over calls of gradients (r, size, *shape); where those of one call count as one sample's, all do."""
+    if len({g.shape[1] for g in gradients}) > 1:
+        gradients = [g.sum(1, keepdim=True) for g in gradients]
+    return torch.stack(gradients).sum(0)
 
 
 def _num_rows(call: Capture) -> int:
