@@ -5,7 +5,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..intervals import Affine, Binomial, Bootstrap, Exact, Hull, IntervalRule, Number, Pair, PairedShares, StudentT
+from ..intervals import (
+    Affine,
+    Binomial,
+    Bootstrap,
+    Exact,
+    Hull,
+    IntervalRule,
+    MatchedT,
+    Number,
+    Pair,
+    PairedShares,
+    StudentT,
+)
 from ..results import Estimate, derived
 from .gap import bootstrapped
 
@@ -21,9 +33,11 @@ _MISSES = (0.2, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001)  # levels to try f
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """b - a: probe by probe or item by item if they share them, else from both errors or both intervals.
 
-    Brackets, which probes do not reduce, add up, paired or not. For items, the interval is that of a mean: bootstrap
-    and Student t for losses; for mistakes it is that of two shares of the same items, since a few zeros and ones have
-    too little spread.
+    Brackets, which probes do not reduce, add up, paired or not. If one matrix has a large eigenvalue that the other has
+    not, few probes show too little of it: the standard error is then no less than that of one estimate less that of the
+    other, as moments of the matrices tell them, for sd(y - x) >= |sd(y) - sd(x)|. For items, the interval is that of a
+    mean: bootstrap and Student t for losses; for mistakes it is that of two shares of the same items, since a few zeros
+    and ones have too little spread.
 
     Example:
         >>> from ritz.results import from_samples
@@ -38,7 +52,9 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
         return Estimate(value=value, exact=True, bracket=bracket, **about)
     if _paired(a, b):
         change = derived(about["name"], _less, b, a, convention=a.convention)
+        least = abs(_by_moments(a.rule) - _by_moments(b.rule))
         stderr = float(change.stderr) + _unseen(a) + _unseen(b)
+        stderr = stderr if math.isnan(least) else max(stderr, least)
         return replace(change, stderr=stderr, bracket=bracket, rule=_paired_rule(a, b, change))
     if known and all(isinstance(e.rule, StudentT | Exact) for e in (a, b)):
         stderr = math.hypot(float(a.stderr), float(b.stderr))
@@ -68,6 +84,17 @@ def _unseen(estimate: Estimate) -> float:
     if estimate.bracket is None or samples is None or len(samples) < 2:
         return 0.0
     return max(float(estimate.stderr) - float(samples.std()) / math.sqrt(len(samples)), 0.0)
+
+
+def _by_moments(rule: IntervalRule) -> float:
+    """The standard error that moments of the matrix tell, NaN where a rule has none."""
+    if isinstance(rule, Affine):
+        return abs(rule.scale) * _by_moments(rule.rule)
+    if isinstance(rule, Hull):
+        return max((found for each in rule.rules if (found := _by_moments(each)) >= 0), default=math.nan)
+    if isinstance(rule, MatchedT):
+        return float(rule.stderr)
+    return 0.0 if isinstance(rule, Exact) else math.nan
 
 
 def as_found(estimate: Estimate) -> Estimate:
