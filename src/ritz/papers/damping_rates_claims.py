@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 PLACE = "by a network of 21,836 parameters in place of VGG-16"
 LEAST_RATES = 3  # of a rank correlation
 IDENTITY = (
-    "as published, averages start from the identity, of which 0.95^(step / 10) is left as damping of its own, and steps "
-    "are clipped"
+    "as published, averages start from the identity, of which 0.95^(step / 10) is left as damping of its own, and "
+    "steps are clipped"
 )
 
 _claim = partial(Claim, paper=PAPER)
