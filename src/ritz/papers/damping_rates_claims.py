@@ -101,7 +101,7 @@ def _listed(runs: Runs, arms: Iterable[Arm]) -> str:
     return f"training and test accuracy, means over seeds: {'; '.join(told)}"
 
 
-# -------------------------------------------------------------------------------- figure 1b: rates
+# ------------------------------------------------------------------------------------------ figure 1b: rates
 
 
 def _rates(runs: Runs, sgd: Sequence[Arm]) -> list[Claim]:
@@ -142,7 +142,7 @@ def _length(runs: Runs) -> str:
     return "" if row is None else f"{row['images']:,} images, {max(row['epoch'])} epochs"
 
 
-# -------------------------------------------------------------------------------- section 6.3: damping
+# ------------------------------------------------------------------------------------------ section 6.3: damping
 
 
 def _dampings(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
@@ -155,18 +155,18 @@ def _dampings(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
         text = f"Adam under-performs SGD at the rate that generalises best, too: {sgd.label} - {tuned.label}"
         found.append(difference(runs, "section 6.3", text, sgd, tuned, ours=True))
     same = _run(runs, [arm for arm in DAMPED if arm.lr == usual.lr])
-    if same:
-        best, most = chosen(runs, same), same[-1]
-        if best is not None:
-            text = f"at the same rate more damping helps: {best.label} - {usual.label}"
-            found.append(_told(difference(runs, where, text, best, usual), f"; {_listed(runs, same)}"))
-        if best is not None and most.damping == DAMPINGS[-1] and best != most:
+    best = chosen(runs, same)
+    if best is not None:
+        text = f"at the same rate more damping helps: {best.label} - {usual.label}"
+        found.append(_told(difference(runs, where, text, best, usual), f"; {_listed(runs, same)}"))
+        most = same[-1]
+        if most.damping == DAMPINGS[-1] and most != best:
             text = f"over-damping harms: {best.label} - {most.label}"
             found.append(difference(runs, where, text, best, most))
     beyond = _run(runs, [arm for arm in (*ADAM, *DAMPED) if arm.lr > usual.lr])
-    best = chosen(runs, beyond)
-    if best is not None:
-        found += [_unstable(runs, where, usual, beyond), *_matches(runs, where, best, sgd)]
+    larger = chosen(runs, beyond)
+    if larger is not None:
+        found += [_unstable(runs, where, usual, beyond), *_matches(runs, where, larger, sgd)]
     return found
 
 
@@ -197,7 +197,7 @@ def _matches(runs: Runs, where: str, best: Arm, sgd: Arm) -> list[Claim]:
     ]
 
 
-# -------------------------------------------------------------------------------- section 7.3: learned damping
+# ---------------------------------------------------------------------------------- section 7.3: learned damping
 
 
 def _learned(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
@@ -229,7 +229,7 @@ def _learned(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
     return found
 
 
-# -------------------------------------------------------------------------------- section 7.1: near zero
+# ------------------------------------------------------------------------------------------ section 7.1: near zero
 
 
 def _from_zero(runs: Runs) -> list[Claim]:
