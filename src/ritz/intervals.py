@@ -313,7 +313,7 @@ class Bootstrap:
         return isinstance(other, Bootstrap) and equal(self, other)
 
 
-def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Number:
+def matched_dof(num_probes: int, trace: float, square: float, dim: int) -> float:
     """Degrees of freedom of a mean of `num_probes` forms v'Av, A positive of order `dim`, v uniform on the sphere.
 
     nu = K (Tr A)^2 / Tr A^2 for normal probes; on the sphere the part along the identity has no variance, which divides
@@ -323,10 +323,9 @@ def matched_dof(num_probes: int, trace: Number, square: Number, dim: int) -> Num
         >>> matched_dof(8, trace=1.0, square=1.0, dim=1000) // 0.01 / 100  # one eigenvalue: chi^2 with K degrees
         8.0
     """
-    total, squares = (torch.as_tensor(x, dtype=torch.float64) for x in (trace, square))
-    ratio = total.square() / squares.clamp(min=1e-300)
-    dof = num_probes * (ratio / (1 - ratio / dim).clamp(min=1e-6)).clamp(min=1.0, max=1e9)
-    return dof if isinstance(trace, Tensor) else float(dof)
+    ratio = trace / math.sqrt(max(square, 1e-300))
+    ratio *= ratio  # infinite where a power would raise
+    return num_probes * min(max(ratio / max(1 - ratio / dim, 1e-6), 1.0), 1e9)
 
 
 @dataclass(frozen=True)
