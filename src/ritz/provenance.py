@@ -87,7 +87,9 @@ def source_of(file: str | os.PathLike[str], function: str) -> dict[str, Any]:
 
 @cache
 def own_commit() -> str | None:
-    """The commit of the package's checkout, and whether there were changes beside it; None where it is no checkout.
+    """The commit of the package's checkout, and whether Python files are changed; None where it is no checkout.
+
+    Other files, such as results that an earlier experiment has written, do not change what is computed.
 
     Example:
         >>> own_commit() is None or own_commit().partition(" + ")[2] in ("", "changes")
@@ -96,7 +98,8 @@ def own_commit() -> str | None:
     here = Path(__file__)
     if not _git(here.parent, "ls-files", "--", here.name):  # installed within somebody else's repository, or no git
         return None
-    commit, changes = _git(here.parent, "rev-parse", "--short", "HEAD"), _git(here.parent, "status", "--porcelain")
+    commit = _git(here.parent, "rev-parse", "--short", "HEAD")
+    changes = _git(here.parent, "status", "--porcelain", "--", ":(top)*.py")
     return commit + (" + changes" if changes else "") if commit else None
 
 

@@ -209,6 +209,34 @@ def test_the_commit_is_that_of_the_packages_own_checkout(git, answers, commit):
     assert Setting(commit="given").commit == "given"
 
 
+def test_results_that_were_written_are_no_changes_and_python_files_are(monkeypatch, tmp_path):
+    def git(*words):
+        name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        return subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def commit():
+        own_commit.cache_clear()
+        return own_commit()
+
+    for file in ("src/own.py", "src/other/deep.py", "results/x.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("1\n", encoding="utf8")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "src" / "own.py"))
+    head = git("rev-parse", "--short", "HEAD").strip()
+    (tmp_path / "results" / "x.json").write_text("2\n", encoding="utf8")
+    (tmp_path / "results" / "y.json").write_text("2\n", encoding="utf8")
+    assert commit() == head
+    for changed in ("src/other/deep.py", "benchmarks/new.py"):
+        (tmp_path / changed).parent.mkdir(exist_ok=True)
+        (tmp_path / changed).write_text("2\n", encoding="utf8")
+        assert commit() == f"{head} + changes"
+        git("stash", "-qu")
+    own_commit.cache_clear()
+
+
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     own_commit.cache_clear()
