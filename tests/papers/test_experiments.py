@@ -179,7 +179,15 @@ def test_a_reference_is_written_where_there_is_one(tmp_path):
 
 
 @pytest.fixture
-def git(monkeypatch):
+def asked():
+    """git is asked anew, and nothing of it is left."""
+    own_commit.cache_clear()
+    yield
+    own_commit.cache_clear()
+
+
+@pytest.fixture
+def git(monkeypatch, asked):
     """Answers in the place of git's."""
     answers = {"ls-files": "provenance.py", "rev-parse": "abc1234", "status": ""}
 
@@ -189,9 +197,7 @@ def git(monkeypatch):
         return subprocess.CompletedProcess(words, 0, stdout=answers[words[1]] + "\n")
 
     monkeypatch.setattr(provenance.subprocess, "run", run)
-    own_commit.cache_clear()
-    yield answers
-    own_commit.cache_clear()
+    return answers
 
 
 @pytest.mark.parametrize(
@@ -209,9 +215,9 @@ def test_the_commit_is_that_of_the_packages_own_checkout(git, answers, commit):
     assert Setting(commit="given").commit == "given"
 
 
-def test_results_that_were_written_are_no_changes_and_python_files_are(monkeypatch, tmp_path):
+def test_results_that_were_written_are_no_changes_and_python_files_are(monkeypatch, tmp_path, asked):
     def git(*words):
-        name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        name = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
         return subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
     def commit():
@@ -234,14 +240,11 @@ def test_results_that_were_written_are_no_changes_and_python_files_are(monkeypat
         (tmp_path / changed).write_text("2\n", encoding="utf8")
         assert commit() == f"{head} + changes"
         git("stash", "-qu")
-    own_commit.cache_clear()
 
 
-def test_without_git_there_is_no_commit(monkeypatch):
+def test_without_git_there_is_no_commit(monkeypatch, asked):
     monkeypatch.setenv("PATH", "")
-    own_commit.cache_clear()
     assert Setting().commit is None
-    own_commit.cache_clear()
 
 
 def test_what_is_not_finite_is_written_as_json(tmp_path):

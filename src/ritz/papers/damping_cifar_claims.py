@@ -135,6 +135,7 @@ def _figure12_code(runs: Runs) -> list[Claim]:
         text = f"{arm.label} - flat 0.03 with dropout"
         found += [difference(runs, where, text, arm, low, ours=True), in_time(runs, where, arm)]
     found.append(dropout(runs, where, learned))
+    found.append(difference(runs, where, f"{low.label} - flat 0.1, both with dropout", low, high, ours=True))
     note = '. Not as published: rates fall by steps, not epochs, and eigenvectors are renewed by refresh="qr"'
     return [replace(claim, evidence=claim.evidence + note) for claim in found]
 
