@@ -88,6 +88,23 @@ def test_an_experiment_runs_at_smoke_budget_and_is_written_whole(experiment, fol
         experiment.figure(in_numbers(written["rows"]))
 
 
+@pytest.mark.filterwarnings("ignore:products in float32 are off")
+@pytest.mark.parametrize("paper", ["false-friend", "pac-bayes"])
+def test_what_an_experiment_has_measured_is_not_measured_again(paper, folder, tmp_path, monkeypatch):
+    setting = Setting("smoke", folder, runs=tmp_path / "runs", commit="abc1234")
+    first = reproduce(*find("false-friend", "mlp"), setting)
+
+    def refuse(*_, **__):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(mnist_mlp, "spectrum", refuse)
+    monkeypatch.setattr(mnist_mlp, "gradients", refuse)
+    again = reproduce(*find(paper, "mlp"), setting)  # both papers print this network: one is the other's
+    assert again.rows == first.rows
+    with pytest.raises(AssertionError, match="measured again"):  # by other code it would be something else
+        reproduce(*find(paper, "mlp"), replace(setting, commit="fed4321"))
+
+
 def test_every_experiment_has_a_paper_and_a_name_of_its_own():
     assert {one.paper for one in EXPERIMENTS} <= set(PAPERS)
     assert len({(one.paper, one.item) for one in EXPERIMENTS}) == len(EXPERIMENTS)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ritz
+from ritz.checkpoint import Checkpoint
 from ritz.models import mlp
 from ritz.papers import mnist_mlp as study
 from ritz.papers import mnist_mlp_claims as judgement
@@ -97,6 +98,44 @@ def test_training_leaves_the_global_generator_and_reports_progress(data):
     study.train_many(data, [0], [0.0], epochs=3, batch_size=25, progress=lambda *at: seen.append(at))
     assert torch.equal(torch.get_rng_state(), state)
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_training_that_is_killed_resumes_and_ends_in_the_same_weights(data, trained, tmp_path):
+    settings = {"seeds": (3, 5), "weight_decays": DECAYS, "epochs": 10, "batch_size": 16}
+
+    def until(epoch):
+        def progress(done, total):
+            seen.append(done)
+            if done == epoch:
+                raise KeyboardInterrupt
+
+        return progress
+
+    seen = []
+    for stop in (4, 7):
+        with pytest.raises(KeyboardInterrupt):
+            study.train_many(data, **settings, checkpoint=Checkpoint(tmp_path, every=0), progress=until(stop))
+    resumed = study.train_many(data, **settings, checkpoint=Checkpoint(tmp_path, every=0), progress=until(None))
+    assert seen == [*range(1, 11)]  # no epoch is repeated
+    again = study.train_many(data, **settings, checkpoint=Checkpoint(tmp_path), progress=until(None))
+    assert seen == [*range(1, 11)]  # it was done
+    for name, stack in trained.weights.items():
+        assert torch.equal(resumed.weights[name], stack)
+        assert torch.equal(again.weights[name], stack)
+
+
+def test_a_checkpoint_of_another_training_is_refused_with_what_differs(data, tmp_path):
+    study.train_many(data, [0], [0.0], epochs=1, checkpoint=Checkpoint(tmp_path))
+    for change, message in (
+        ({"epochs": 2}, "settings.epochs is 1 there and 2 here"),
+        ({"lr": 0.1}, "settings.lr is 0.01 there and 0.1 here"),
+        ({"data": (data[0] + 1, data[1])}, "images is .* there and .* here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study.train_many(
+                **{"data": data, "seeds": [0], "weight_decays": [0.0], "epochs": 1} | change,
+                checkpoint=Checkpoint(tmp_path),
+            )
 
 
 @pytest.mark.parametrize(

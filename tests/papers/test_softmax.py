@@ -8,6 +8,7 @@ import ritz
 from ritz.papers import mnist_mlp, softmax
 from ritz.papers.experiment import Setting
 from ritz.papers.mnist_mlp import WEIGHT_DECAYS
+from ritz.papers.pieces import Pieces
 
 
 def noise(num: int, width: int = 784, seed: int = 0) -> mnist_mlp.Data:
@@ -80,7 +81,7 @@ def test_images_of_the_wrong_width_are_refused():
 def test_stems_have_the_moments_of_the_random_vector():
     train = noise(20)
     trained = mnist_mlp.train_many(train, [4], [0.0], epochs=1, make=softmax.make_network)
-    found = softmax.stems(trained, {"seed": 4, "weight_decay": 0.0}, train, num_steps=6)
+    found = softmax.stems(trained.params(4, 0.0), train, num_steps=6)
     values, weights = (torch.tensor(found[key]) for key in ("ritz_values", "ritz_weights"))
     risk = ritz.Risk(softmax.make_network(0, torch.float64), torch.nn.CrossEntropyLoss(), train)
     H = ritz.Hessian(risk.at(trained.params(4, 0.0)))
@@ -93,7 +94,10 @@ def test_stems_have_the_moments_of_the_random_vector():
 def test_only_the_first_seed_has_stems():
     train = noise(8)
     trained = mnist_mlp.train_many(train, [4, 5], [0.0], epochs=1, make=softmax.make_network)
-    assert softmax.stems(trained, {"seed": 5, "weight_decay": 0.0}, train) == {}
+    rows = [{"seed": seed, "weight_decay": 0.0} for seed in (4, 5)]
+    first, second = softmax.with_stems(rows, trained, train, 6, softmax.make_network, Pieces())
+    assert first == rows[0] | softmax.stems(trained.params(4, 0.0), train, num_steps=6)
+    assert second == rows[1]
 
 
 # ------------------------------------------------------------------------------------------------ claims

@@ -71,7 +71,7 @@ def _reproduce(
         device: Device of the computation, cpu or cuda.
         seeds: Number of seeds.
         workers: Number of training runs at a time, each in its own process on the same device.
-        runs: Folder for training runs, which are resumed after a kill and not repeated.
+        runs: Folder in which training runs and measurements are kept: after a kill, the same command goes on from them.
         fast: Train in bfloat16 by compiled passes, if the method allows it; measure in float32. Results say so.
         more: Add seeds to the results that are in OUT, after those that they have, and judge all together.
         slurm: Train every run as a SLURM job of this partition; needs submitit, and --runs in a folder that all

@@ -85,7 +85,9 @@ def _run(
         print(f"ritz reproduce: {told}\nwith the same --runs the next call goes on from what is kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nritz reproduce: stopped by the keyboard; experiments that were done are written", file=sys.stderr)
+        how = "the same command goes on from there" if setting.get("runs") else "with --runs DIR a run can be resumed"
+        told = f"stopped by the keyboard; experiments that were done are written; {how}"
+        print(f"\nritz reproduce: {told}", file=sys.stderr)
         return INTERRUPTED
     return 0
 

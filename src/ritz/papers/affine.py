@@ -13,6 +13,7 @@ reach, and no number of one setting can refute it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from .base import Claim
 from .data.images import Data
 from .margins_hutchinson import one_by_one
 from .over_seeds import correlation, mean
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,12 +81,14 @@ def compare(data: Data, seed: int, num: int = NUM_IMAGES, points: bool = False) 
 
 
 def study(
-    data: Data, seeds: Sequence[int], num: int = NUM_IMAGES, progress: Progress | None = None
-) -> list[dict[str, Any]]:
+    data: Data, seeds: Sequence[int], num: int = NUM_IMAGES, pieces: Pieces | None = None,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """`compare` for every seed, with the points of the first."""
-    found = []
+    found, keep = [], (pieces or Pieces()).keep
     for done, seed in enumerate(seeds, 1):
-        found.append({"seed": seed, **compare(data, seed, num, points=done == 1)})
+        work = partial(compare, seed=seed, num=num, points=done == 1)
+        found.append({"seed": seed, **keep(f"seed {seed}", work, data)})
         if progress is not None:
             progress(done, len(seeds))
     return found

@@ -51,7 +51,8 @@ class Setting:
         data: The folder with data sets, in torchvision's layout; None takes RITZ_DATA.
         device: Where to compute.
         seeds: How many, in the place of the budget's own number.
-        runs: A folder for the training runs, which are kept there and resumed; None keeps nothing.
+        runs: A folder in which training runs and measurements are kept, and from which they are resumed; None keeps
+            nothing.
         workers: How many training runs at a time, each in a process of its own.
         fast: Train in bfloat16 by compiled passes where a recipe allows it (`Recipe.fast`); rows and claims say so.
         executor: Takes every training run as a job, by `submit(function, *args)` whose answer has a `result()`: one of

@@ -41,8 +41,9 @@ from . import (
 )
 from .added import refuse_other_experiment, rows_of
 from .base import Claim
-from .data.images import load_images
+from .data.images import Data, load_images
 from .experiment import Experiment, Outcome, Progress, Rows, Setting, plain_claim
+from .pieces import Pieces
 
 
 def _affine(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
@@ -50,7 +51,7 @@ def _affine(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train = (X + 1) / 2, y  # pixels in [0, 1]
     num = setting.pick(60, affine.NUM_IMAGES, affine.NUM_IMAGES)
     seeds = setting.seed_range(2, 8, 8)
-    rows = affine.study(train, seeds, num, partial(progress, "predictors"))
+    rows = affine.study(train, seeds, num, Pieces(setting, "affine"), partial(progress, "predictors"))
     return rows, affine.claims(rows)
 
 
@@ -58,17 +59,17 @@ def _mlp(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, val, test = mnist_mlp.load_mnist(setting.data, setting.device)
     most = setting.pick(256, len(train[0]), len(train[0]))
     train, val, test = ((X[:most], y[:most]) for X, y in (train, val, test))
+    pieces, steps = Pieces(setting, "mlp"), setting.pick(5, 40, 100)
     trained = mnist_mlp.train_many(
         train, setting.seed_range(2, 4, 20), epochs=setting.pick(1, 10, 50),
-        progress=partial(progress, "epochs"),
+        checkpoint=pieces.checkpoint("training"), progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows = mnist_mlp.measure_rows(
-        trained, train, val, test, num_steps=setting.pick(5, 40, 100), num_probes=setting.pick(2, 4, 8),
+        trained, train, val, test, num_steps=steps, num_probes=setting.pick(2, 4, 8), pieces=pieces,
         progress=partial(progress, "networks"),
     )  # fmt: skip
     found = mnist_mlp_claims.plain(rows)
-    for row in found:
-        row |= softmax.stems(trained, row, train, setting.pick(5, 40, 100), mnist_mlp.make_network)
+    found = softmax.with_stems(found, trained, train, steps, mnist_mlp.make_network, pieces)
     return found, _mlp_claims(found)
 
 
@@ -83,7 +84,7 @@ def _logistic(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     dampings = logistic_damping.DAMPINGS if setting.budget != "smoke" else (0.01, 1.0)
     etas = logistic_damping.ETAS if setting.budget != "smoke" else (1.0, 10.0)
     steps, lanczos = setting.pick(4, 100, 500), setting.pick(6, 50, 50)
-    results: dict[str, list[logistic_damping.Run]] = {}
+    pieces, results = Pieces(setting, "logistic"), dict[str, list[logistic_damping.Run]]()
     for name in ("MNIST", "FashionMNIST"):
         train, test = load_images(name, setting.data, setting.device)
         test = tuple(part[: setting.pick(200, 10_000, 10_000)] for part in test)  # type: ignore[assignment]
@@ -92,11 +93,18 @@ def _logistic(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
             own = logistic_damping.draw(train, seed, setting.pick(60, 1000, 1000))
             said = partial(progress, f"steps, {name}, seed {seed}")
             results[name].append(logistic_damping.train_descent(own, test, seed, steps=steps))
-            results[name] += logistic_damping.train_lanczos(
-                own, test, seed, dampings, etas, steps=steps, num_lanczos=lanczos, progress=said
+            work = partial(
+                _lanczos_rows, name=name, seed=seed, dampings=dampings, etas=etas, steps=steps, num_lanczos=lanczos
             )
+            kept = pieces.keep(f"{name}, seed {seed}", work, own, test, progress=said)
+            results[name] += logistic_damping_claims.from_plain(kept)[name]
     rows = [row for name, runs in results.items() for row in logistic_damping_claims.plain(name, runs)]
     return rows, list(logistic_damping_claims.claims(results).values())
+
+
+def _lanczos_rows(train: Data, test: Data, *, name: str, **settings: Any) -> Rows:
+    """Runs of LanczosOPT to all digits, as a file holds them."""
+    return logistic_damping_claims.plain(name, logistic_damping.train_lanczos(train, test, **settings), digits=17)
 
 
 def _decays(paper: str, item: str, title: str, source: str, short: str = "") -> Experiment:

@@ -33,6 +33,7 @@ from .experiment import Progress, Rows, Setting, short
 from .margins_along import recipe
 from .margins_hutchinson import by_package, one_by_one
 from .margins_points import drawn, load_grey, mean, risk_of
+from .pieces import Pieces
 from .train import train
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     num, many = setting.pick(3, 100, 500), setting.pick(20, 2000, 10_000)
     seeds = setting.seed_range(2, 4, 8)
     measure_once(model, data["train"], 2, 2, seed=-1)  # what is loaded and chosen on the first call is not timed
-    rows = []
+    rows, keep = list[dict[str, Any]](), Pieces(setting, "timing").keep
     for seed in seeds:
-        rows.append(measure_once(model, data["train"], num, many, seed))
+        work = partial(measure_once, num=num, many=many, seed=seed)
+        rows.append(keep(f"seed {seed}", work, model, data["train"]))
         progress("repetitions", len(rows), len(seeds))
     return rows, claims(rows)
 

@@ -18,14 +18,18 @@ below lambda_1^2 in every row.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..batches import isolated_rng
+from ..checkpoint import Checkpoint, Saved, State, Unsaved
 from ..estimators.spectrum import spectrum
 from ..measures.gap import gap, on_test_data, on_training_data
 from ..measures.outputs import Outputs, sample_outputs
@@ -35,7 +39,10 @@ from ..plan import Plan
 from ..results import Estimate, affine, derived
 from ..risk import Params, Risk
 from ..space import random_permutation
+from .checkpoints import look
 from .data.images import Data, load_images
+from .pieces import Pieces
+from .recipe import describe
 
 Progress = Callable[[int, int], None]  # (done, total)
 Make = Callable[[int, torch.dtype], nn.Sequential]  # seed and precision to a network of Linear layers, ReLU between
@@ -144,6 +151,7 @@ def train_many(
     momentum: float = 0.9,
     batch_size: int = 128,
     make: Make = make_network,
+    checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Trained:
     """Train a network for every seed and weight decay, all at once, where the data is and in its precision.
@@ -157,10 +165,12 @@ def train_many(
         weight_decays: One or more, none negative, all different.
         epochs, lr, momentum, batch_size: Of SGD; the rate falls as `learning_rate` says. A last short batch is kept.
         make: The network of a seed: Linear layers with ReLU between them.
+        checkpoint: Where the state is kept between epochs. The same call resumes, and ends in the same weights.
         progress: Called as progress(epochs done, epochs).
 
     Raises:
-        ValueError: If an argument is out of range or the data does not fit the network.
+        ValueError: If an argument is out of range, the data does not fit the network, or the checkpoint is of another
+            run.
 
     Example:
         >>> X, y = torch.linspace(-1, 1, 20 * 784).reshape(20, 784), torch.arange(20) % 10
@@ -173,17 +183,45 @@ def train_many(
     """
     X, y = data
     _check(data, seeds, weight_decays, epochs, batch_size, next(make(0, X.dtype).parameters()).shape[1])
+    settings = {
+        "seeds": list(seeds), "weight_decays": list(weight_decays), "epochs": epochs, "lr": lr, "momentum": momentum,
+        "batch_size": batch_size,
+    }  # fmt: skip
     weights = starts(make, X, seeds, len(weight_decays))
     velocity = {name: torch.zeros_like(w) for name, w in weights.items()}
     decays = torch.tensor(weight_decays, dtype=X.dtype, device=X.device)
-    for epoch in range(epochs):
-        rates = torch.full_like(decays, learning_rate(epoch, epochs, lr))
-        order = torch.stack([batch_order(len(X), seed, epoch, X.device) for seed in seeds])  # (seeds, N)
-        for rows in order.split(batch_size, dim=1):
-            update(weights, velocity, gradients(weights, X[rows], y[rows]), rates, decays, momentum)
-        if progress is not None:
-            progress(epoch + 1, epochs)
+    done = 0
+
+    def state() -> State:
+        return {"epoch": done, "weights": weights, "velocity": velocity}, {}
+
+    with _opened(checkpoint, data, make, settings) as saved:
+        if saved.latest is not None:
+            done = saved.latest["epoch"]
+            for stacks, kept in ((weights, saved.latest["weights"]), (velocity, saved.latest["velocity"])):
+                stacks.update({name: w.to(X.device) for name, w in kept.items()})
+        for epoch in range(done, epochs):
+            rates = torch.full_like(decays, learning_rate(epoch, epochs, lr))
+            order = torch.stack([batch_order(len(X), seed, epoch, X.device) for seed in seeds])  # (seeds, N)
+            for rows in order.split(batch_size, dim=1):
+                update(weights, velocity, gradients(weights, X[rows], y[rows]), rates, decays, momentum)
+            done = epoch + 1
+            saved.offer(state)
+            if progress is not None:
+                progress(done, epochs)
+        saved.write(*state())
     return Trained(seeds=tuple(seeds), weight_decays=tuple(weight_decays), weights=MappingProxyType(weights))
+
+
+def _opened(
+    checkpoint: Checkpoint | None, data: Data, make: Make, settings: Mapping[str, Any]
+) -> AbstractContextManager[Saved]:
+    """The state of this very training."""
+    if checkpoint is None:
+        return nullcontext(Unsaved())
+    images, labels = (look(part) for part in data)
+    of = {"images": images, "labels": labels, "make": describe(make, "make")}
+    return checkpoint.open({"call": "train_many", **of, "settings": settings})
 
 
 def starts(make: Make, like: Tensor, seeds: Sequence[int], copies: int) -> Params:
@@ -294,7 +332,7 @@ class Row:
 
 def measure_rows(
     trained: Trained, train: Data, val: Data, test: Data, *, num_steps: int = 100, num_probes: int = 8,
-    batch_size: int = 5000, make: Make = make_network, progress: Progress | None = None,
+    batch_size: int = 5000, make: Make = make_network, pieces: Pieces | None = None, progress: Progress | None = None,
 ) -> tuple[Row, ...]:  # fmt: skip
     """One row for each network: the curvature from one Lanczos run on all of `train`, the rest from forward passes.
 
@@ -306,6 +344,7 @@ def measure_rows(
         num_steps, num_probes: Of `ritz.spectrum`; three steps or more, for Tr H^4.
         batch_size: Images in one product; memory, not numbers.
         make: What made the networks.
+        pieces: Where the row of each network is kept.
         progress: Called as progress(networks done, networks).
 
     Raises:
@@ -320,22 +359,28 @@ def measure_rows(
     """
     if num_steps < 3:
         raise ValueError(f"num_steps must be at least 3, got {num_steps}: two steps do not give Tr H^4")
-    model = make(0, train[0].dtype).to(train[0].device)
-    risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=batch_size, plan=Plan(route="reverse"))
-    held_out = {name: risk.on(data, batch_size) for name, data in (("val", val), ("test", test))}
+    keep = (pieces or Pieces()).keep
+    measure = partial(measure_network, num_steps=num_steps, num_probes=num_probes, batch_size=batch_size, make=make)
     pairs = [(seed, weight_decay) for seed in trained.seeds for weight_decay in trained.weight_decays]
     rows: list[Row] = []
     for seed, weight_decay in pairs:
-        params = trained.params(seed, weight_decay)
-        found = _curvature(risk.at(params), num_steps, num_probes)
-        found |= _fit(
-            sample_outputs(risk.at(params)), {name: sample_outputs(r.at(params)) for name, r in held_out.items()}
-        )
-        named = {key: replace(found[key], name=key, convention=MEANING[key]) for key in MEANING}
-        rows.append(Row(seed=seed, weight_decay=weight_decay, values=MappingProxyType(named)))
+        name, params = f"seed {seed}, weight decay {weight_decay:g}", trained.params(seed, weight_decay)
+        values = keep(name, measure, params, train, val, test)
+        rows.append(Row(seed=seed, weight_decay=weight_decay, values=MappingProxyType(values)))
         if progress is not None:
             progress(len(rows), len(pairs))
     return tuple(rows)
+
+
+def measure_network(
+    params: Params, train: Data, val: Data, test: Data, *, num_steps: int, num_probes: int, batch_size: int, make: Make
+) -> dict[str, Estimate]:
+    """What is measured of one network, by the keys of `MEANING`; the arguments are those of `measure_rows`."""
+    model = make(0, train[0].dtype).to(train[0].device)
+    risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=batch_size, plan=Plan(route="reverse")).at(params)
+    held_out = {name: sample_outputs(risk.on(data, batch_size)) for name, data in (("val", val), ("test", test))}
+    found = _curvature(risk, num_steps, num_probes) | _fit(sample_outputs(risk), held_out)
+    return {key: replace(found[key], name=key, convention=MEANING[key]) for key in MEANING}
 
 
 def _curvature(risk: Risk, num_steps: int, num_probes: int) -> dict[str, Estimate]:

@@ -40,6 +40,7 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting
 from .loop import Training, initial
 from .noise_spectrum_claims import claims
+from .pieces import Pieces
 from .pool import Finished, train_all
 from .recipe import Recipe, auto_damping, kfac, on_parameters
 
@@ -171,10 +172,11 @@ def _vgg(setting: Setting, train: Data) -> Rows:
         pixels, y = load("CIFAR100", setting.data, setting.device)
         X = DATASETS["CIFAR100"].norm("vgg16")(pixels[:1024])
     rows: Rows = []
+    keep, size = Pieces(setting, "noise").keep, setting.pick(8, 16, 16)
     for seed in setting.seed_range(2, 2, 2):
         model = (lenet5(seed=seed) if smoke else vgg16(seed=seed)).to(setting.device)
-        size = setting.pick(8, 16, 16)
-        found = _noise(model, (X[:1024], y[:1024]), size, num_batches=4, num_probes=2, seed=seed)
+        work = partial(_noise, size=size, num_batches=4, num_probes=2, seed=seed)
+        found = keep(f"first weights, seed {seed}", work, model, (X[:1024], y[:1024]))
         about = {"kind": "first weights", "network": "LeNet-5" if smoke else "VGG-16", "seed": seed}
         rows.append({**about, "params": sum(p.numel() for p in model.parameters()), **_plain(found, size)})
     return rows

@@ -29,7 +29,7 @@ from ..krylov.lanczos import lanczos
 from ..models import softmax_regression
 from ..operators.base import full_precision
 from ..operators.hessian import Hessian
-from ..risk import Risk
+from ..risk import Params, Risk
 from . import mnist_mlp
 from .base import Claim, Relation
 from .data.images import Data
@@ -37,6 +37,7 @@ from .experiment import Progress, Rows, Setting
 from .mnist_mlp import WEIGHT_DECAYS, Trained
 from .mnist_mlp_claims import EFFECT, plain, prediction_interval
 from .over_seeds import mean
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,38 +81,50 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     rows: Rows = []
     for split in SPLITS:
         num = setting.pick(split // 180, split, split)
-        train = full[0][:num], full[1][:num]
+        train, pieces = (full[0][:num], full[1][:num]), Pieces(setting, f"softmax/{num} images")
         trained = mnist_mlp.train_many(
             train, setting.seed_range(2, 4, 4), epochs=epochs, make=make_network,
-            progress=partial(progress, f"epochs on {num:,} images"),
+            checkpoint=pieces.checkpoint("training"), progress=partial(progress, f"epochs on {num:,} images"),
         )  # fmt: skip
         found = mnist_mlp.measure_rows(
             trained, train, val, test, num_steps=steps, num_probes=setting.pick(2, 4, 4), make=make_network,
-            progress=partial(progress, f"networks on {num:,} images"),
+            pieces=pieces, progress=partial(progress, f"networks on {num:,} images"),
         )  # fmt: skip
         about = {"split": split, "images": num, "epochs": epochs}
-        rows += [{**about, **row, **stems(trained, row, train, steps)} for row in plain(found)]
+        rows += [{**about, **row} for row in with_stems(plain(found), trained, train, steps, make_network, pieces)]
     return rows, claims(rows)
+
+
+def with_stems(
+    rows: Rows, trained: Trained, train: Data, num_steps: int, make: mnist_mlp.Make, pieces: Pieces
+) -> Rows:  # fmt: skip
+    """Rows of networks; those of the first seed, which a figure shows, with `stems`."""
+    work = partial(stems, num_steps=num_steps, make=make)
+
+    def own(seed: int, decay: float) -> dict[str, list[float]]:
+        shown = seed == trained.seeds[0]
+        name = f"spectrum, weight decay {decay:g}"
+        return pieces.keep(name, work, trained.params(seed, decay), train) if shown else {}
+
+    return [{**row, **own(row["seed"], row["weight_decay"])} for row in rows]
 
 
 @full_precision()
 def stems(
-    trained: Trained, row: Mapping[str, Any], train: Data, num_steps: int = 100, make: mnist_mlp.Make = make_network
+    params: Params, train: Data, num_steps: int = 100, make: mnist_mlp.Make = make_network
 ) -> dict[str, list[float]]:  # fmt: skip
-    """The spectrum as the paper has it: Ritz values and weights of one random vector; of the first seed alone.
+    """The spectrum as the paper has it: Ritz values and weights of one random vector.
 
     Example:
         >>> data = torch.eye(784)[:4], torch.arange(4)
         >>> trained = mnist_mlp.train_many(data, [3], [0.0], epochs=1, make=make_network)
-        >>> found = stems(trained, {"seed": 3, "weight_decay": 0.0}, data, num_steps=5)
+        >>> found = stems(trained.params(3, 0.0), data, num_steps=5)
         >>> len(found["ritz_values"]), abs(sum(found["ritz_weights"]) - 1) < 1e-5
         (5, True)
     """
-    if row["seed"] != trained.seeds[0]:
-        return {}
     model = make(0, train[0].dtype).to(train[0].device)
     risk = Risk(model, nn.CrossEntropyLoss(), train, batch_size=5000)
-    H = Hessian(risk.at(trained.params(row["seed"], row["weight_decay"])))
+    H = Hessian(risk.at(params))
     start = H.probes([0], seed=0, distribution="normal")
     rule = lanczos(H, start, num_steps, reorthogonalize="full").tridiagonal().gauss()
     named = {"ritz_values": rule.nodes[0], "ritz_weights": rule.weights[0]}

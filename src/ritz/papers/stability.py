@@ -31,6 +31,7 @@ from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
 from .mnist_mlp import Make, batch_order, gradients, learning_rate, starts, update
+from .pieces import Pieces
 from .stability_noise import HessianVariance, top_ritz_value
 
 if TYPE_CHECKING:
@@ -66,19 +67,19 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     num = setting.pick(64, 2000, 5000)
     (X, y), _, _ = mnist_mlp.load_mnist(setting.data, setting.device)
     data = X[:num], y[:num]
-    seeds = setting.seed_range(2, 4, 4)
+    seeds = tuple(setting.seed_range(2, 4, 4))
     steps, every = setting.pick(4, 800, 2000), setting.pick(2, 40, 50)
-    rows: Rows = []
+    rows, pieces = list[dict[str, Any]](), Pieces(setting, "stability")
     few = tuple(replace(descent, rates=descent.rates[:1]) for descent in DESCENTS[::2])
     for descent in DESCENTS if setting.budget != "smoke" else few:
         name = f"{descent.network}, batches of {descent.batch or num}, momentum {descent.momentum:g}"
-        rows += descend(
-            descent, data, seeds, steps, every, lanczos_steps=setting.pick(4, 15, 15),
-            progress=partial(progress, f"steps, {name}"),
-        )  # fmt: skip
-    rows += falling(data, seeds, epochs=setting.pick(1, 50, 50))
+        work = partial(descend, descent, seeds=seeds, steps=steps, every=every, lanczos_steps=setting.pick(4, 15, 15))
+        rows += pieces.keep(name, work, data, progress=partial(progress, f"steps, {name}"))
+    work = partial(falling, seeds=seeds, epochs=setting.pick(1, 50, 50))
+    rows += pieces.keep("a rate that falls", work, data)
     progress("Ritz values", 0, 1)
-    rows += stability_ritz.study(data, seeds, num_steps=setting.pick(4, 24, 24), epochs=setting.pick(1, 20, 20))
+    work = partial(stability_ritz.study, seeds=seeds, num_steps=setting.pick(4, 24, 24), epochs=setting.pick(1, 20, 20))
+    rows += pieces.keep("Ritz values", work, data)
     return rows, stability_claims.claims(rows)
 
 

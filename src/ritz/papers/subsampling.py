@@ -33,6 +33,7 @@ from . import mnist_mlp, subsampling_logdet
 from .base import Claim
 from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,23 +64,29 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     num = setting.pick(200, 5000, 55_000)
     data, seeds = (X[:num], y[:num]), setting.seed_range(2, 2, 3)
     sizes: tuple[int, ...] = (8,) if setting.budget == "smoke" else (32, 128, 512)
+    pieces = Pieces(setting, "subsampling")
     trained = mnist_mlp.train_many(
-        data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), progress=partial(progress, "epochs")
-    )
+        data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), checkpoint=pieces.checkpoint("training"),
+        progress=partial(progress, "epochs"),
+    )  # fmt: skip
     rows: Rows = []
     for done, seed in enumerate(seeds, 1):
-        rows += moments(
-            trained.params(seed, 0.0), data, sizes, repeats=setting.pick(2, 24, 32), seed=seed,
-            num_steps=setting.pick(3, 20, 20), num_probes=setting.pick(1, 4, 4),
+        work = partial(
+            moments, sizes=sizes, repeats=setting.pick(2, 24, 32), seed=seed, num_steps=setting.pick(3, 20, 20),
+            num_probes=setting.pick(1, 4, 4),
         )  # fmt: skip
+        rows += pieces.keep(f"moments, seed {seed}", work, trained.params(seed, 0.0), data)
         progress("moments of batches", done, len(seeds))
     small = subsampling_logdet.pooled(data[0]), y[:num]
     make = partial(small_network, hidden=(4, 8)) if setting.budget == "smoke" else small_network
     trained = mnist_mlp.train_many(small, seeds, (0.0,), epochs=setting.pick(1, 30, 30), lr=0.02, make=make)
     sizes = {"smoke": (8, 16), "short": (128, 256, 512), "paper": (128, 256, 512, 1024)}[setting.budget]
     for done, seed in enumerate(seeds, 1):
-        levels = LEVELS[: setting.pick(1, 3, 3)]
-        rows += subsampling_logdet.study(trained.params(seed, 0.0), small, sizes, levels, setting.pick(2, 4, 8), seed)
+        work = partial(
+            subsampling_logdet.study, sizes=sizes, levels=LEVELS[: setting.pick(1, 3, 3)],
+            repeats=setting.pick(2, 4, 8), seed=seed,
+        )  # fmt: skip
+        rows += pieces.keep(f"log-determinants, seed {seed}", work, trained.params(seed, 0.0), small)
         progress("log-determinants", done, len(seeds))
     return rows, claims(rows)
 

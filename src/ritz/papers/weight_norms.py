@@ -22,6 +22,7 @@ from .data.images import Data
 from .experiment import Progress, Rows, Setting, short
 from .mnist_mlp import Trained
 from .over_seeds import correlation, difference, ratio
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,8 +40,9 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, test = ((X[:most], y[:most]) for X, y in (train, test))
     epochs = setting.pick(1, 10, 50)
     trained = mnist_mlp.train_many(
-        train, setting.seed_range(2, 4, 8), DECAYS, epochs=epochs, progress=partial(progress, "epochs")
-    )
+        train, setting.seed_range(2, 4, 8), DECAYS, epochs=epochs,
+        checkpoint=Pieces(setting, "weight-norms").checkpoint("training"), progress=partial(progress, "epochs"),
+    )  # fmt: skip
     rows = [{**row, "images": len(train[0]), "epochs": epochs} for row in measure(trained, train, test)]
     return rows, claims(rows)
 
