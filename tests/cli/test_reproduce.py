@@ -92,11 +92,13 @@ def test_seeds_are_added_to_the_result_that_there_is(tmp_path, seen, monkeypatch
     assert "error bars need two seeds or more, got 1" in capsys.readouterr().err  # there is no result yet
     for seeds in (2, 3, 1):
         assert main([*words, "--seeds", str(seeds)]) == 0
+        said = "".join(capsys.readouterr().out.split())  # a terminal's lines may break anywhere
+        assert ("affine.jsondoesnotexist,so--moreaddstonothing" in said) == (seeds == 2)
+        assert ("1refuted" in said) == (seeds != 2)  # of the fifth seed on
     found = json.loads((tmp_path / "margins" / "affine.json").read_text(encoding="utf8"))
     assert [row["seed"] for row in found["rows"]] == found["seeds"] == [0, 1, 2, 3, 4, 5]
     assert [list(one.seed_range(2, 2, 2)) for one in seen] == [[0, 1], [2, 3, 4], [5]]
     assert [claim["verdict"] for claim in found["claims"]] == ["refuted"]  # by the last of all
-    assert "1 refuted" in capsys.readouterr().out
     assert main([*words, "--seeds", "1", "--budget", "paper"]) == 2
     assert "it is of budget short, this is paper" in capsys.readouterr().err
     assert len(seen) == 3

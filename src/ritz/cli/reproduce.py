@@ -63,11 +63,11 @@ def _run(
             if made.runs is None:
                 raise ValueError("--slurm needs --runs, a folder that all machines of the cluster see")
             made = replace(made, executor=cluster.executor(slurm, made.runs / "slurm", made.device))
-        for one, target in zip(found, targets, strict=True):
+        for one, target, there in zip(found, targets, before, strict=True):
             target.mkdir(parents=True, exist_ok=True)  # now, and not after hours
-            if target != out and not quiet:
-                path = out / one.paper / f"{one.item}.json"
-                console.print(f"{path} has a result of a longer budget, which stays; this one goes to {target}")
+            path = out / one.paper / f"{one.item}.json"
+            if not quiet:
+                _tell_place(console, path, target, first=more and there is None, apart=target != out)
         settings = [replace(made, before=there) for there in before]  # each its own, which notes its recipes
         for one, own, target in zip(found, settings, targets, strict=True):
             with counting(console, quiet) as progress:
@@ -90,6 +90,14 @@ def _run(
         print(f"\nritz reproduce: {told}", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _tell_place(console: Console, path: Path, target: Path, first: bool, apart: bool) -> None:
+    """Where a result goes, if that is not what was meant by the words of the command alone."""
+    if first:
+        console.print(f"{path} does not exist, so --more adds to nothing: these are the first seeds")
+    if apart:
+        console.print(f"{path} has a result of a longer budget, which stays; this one goes to {target}")
 
 
 def _target(out: Path, one: "experiment.Experiment", budget: str) -> Path:
