@@ -99,14 +99,13 @@ def with_stems(
     rows: Rows, trained: Trained, train: Data, num_steps: int, make: mnist_mlp.Make, pieces: Pieces
 ) -> Rows:  # fmt: skip
     """Rows of networks; those of the first seed, which a figure shows, with `stems`."""
-    work = partial(stems, num_steps=num_steps, make=make)
-
-    def own(seed: int, decay: float) -> dict[str, list[float]]:
-        shown = seed == trained.seeds[0]
-        name = f"spectrum, weight decay {decay:g}"
-        return pieces.keep(name, work, trained.params(seed, decay), train) if shown else {}
-
-    return [{**row, **own(row["seed"], row["weight_decay"])} for row in rows]
+    found, work = list[dict[str, Any]](), partial(stems, num_steps=num_steps, make=make)
+    for row in rows:
+        seed, decay, shown = row["seed"], row["weight_decay"], {}
+        if seed == trained.seeds[0]:
+            shown = pieces.keep(f"spectrum, weight decay {decay:g}", work, trained.params(seed, decay), train)
+        found.append(row | shown)
+    return found
 
 
 @full_precision()
