@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with MNIST/raw; RITZ_DATA where it is not given")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--num-steps", type=int, default=100)
+    parser.add_argument("--num-steps", type=int, default=study.LANCZOS_STEPS)
     parser.add_argument("--num-probes", type=int, default=8)
     parser.add_argument("--judge", type=Path, metavar="RESULTS")
     args = parser.parse_args()
@@ -293,7 +293,7 @@ def main() -> None:
         reports.write(judge(reports.read(args.judge / FILE)), args.judge / FILE)
         return
     if args.quick:
-        args.seeds, args.epochs, args.num_steps, args.num_probes = 2, 2, 10, 2
+        args.seeds, args.epochs, args.num_probes = 2, 2, 2
         args.out = reports.QUICK
         torch.set_num_threads(1)  # so little work is slower on several threads, on a busy machine many times
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -279,6 +279,15 @@ def test_every_curvature_of_a_row_agrees_with_the_dense_hessian(measured):
         assert high - low < 0.2 * abs(true), key  # or the line above could not fail
 
 
+def test_more_steps_change_no_row(data, trained):
+    few, many = (
+        study.measure_rows(trained, data, data, data, num_steps=steps, num_probes=4)[0].values
+        for steps in (study.LANCZOS_STEPS, 40)
+    )
+    for key, value in few.items():
+        assert float(value.value) == pytest.approx(float(many[key].value), rel=1e-9), key
+
+
 def test_accuracies_and_gaps_of_a_row_are_those_of_the_network(measured):
     row, model, parts = measured
     with torch.no_grad():

@@ -65,7 +65,7 @@ def _mlp(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
         checkpoint=pieces.checkpoint("training"), progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows = mnist_mlp.measure_rows(
-        trained, train, val, test, num_steps=steps, num_probes=setting.pick(2, 4, 8), pieces=pieces,
+        trained, train, val, test, num_probes=setting.pick(2, 4, 8), pieces=pieces,
         progress=partial(progress, "networks"),
     )  # fmt: skip
     found = mnist_mlp_claims.plain(rows)

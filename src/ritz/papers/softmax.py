@@ -87,7 +87,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
             checkpoint=pieces.checkpoint("training"), progress=partial(progress, f"epochs on {num:,} images"),
         )  # fmt: skip
         found = mnist_mlp.measure_rows(
-            trained, train, val, test, num_steps=steps, num_probes=setting.pick(2, 4, 4), make=make_network,
+            trained, train, val, test, num_probes=setting.pick(2, 4, 4), make=make_network,
             pieces=pieces, progress=partial(progress, f"networks on {num:,} images"),
         )  # fmt: skip
         about = {"split": split, "images": num, "epochs": epochs}
