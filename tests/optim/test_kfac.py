@@ -1451,8 +1451,8 @@ class Queries(nn.Module):
 
 @pytest.mark.parametrize("way", ["optimiser", "operator"])
 @pytest.mark.parametrize(
-    "shape", [(), (2,), (2 * N,), (1, 2 * N)],
-    ids=["a vector", "fewer than samples", "more than samples", "in a batch of one"],
+    "shape", [(), (2,), (2 * N,), (1, 2 * N), (1, N)],
+    ids=["a vector", "fewer than samples", "more than samples", "in a batch of one", "as many in a batch of one"],
 )  # fmt: skip
 def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average(shape, way):
     model = seeded(lambda: Queries(*shape))
@@ -1485,7 +1485,7 @@ class Prompts(nn.Module):
         return self.norm(self.first(x)) * self.norm(self.layer(self.rows).reshape(-1, 3).mean(0, keepdim=True))
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2 * N,), (1, 2 * N)])
+@pytest.mark.parametrize("shape", [(), (2,), (2 * N,), (1, 2 * N), (1, N)])
 def test_reduce_is_exact_on_average_for_the_mean_of_rows_that_belong_to_all_samples(shape):
     model = seeded(lambda: Prompts(*shape))
     risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS), params="layer.*")
