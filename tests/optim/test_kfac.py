@@ -527,6 +527,24 @@ def test_under_autocast_the_factors_are_those_of_full_precision_to_bfloat16():
             assert torch.allclose(average.value, opt.blocks[name].averages[what].value, atol=0.02, rtol=0.05)
 
 
+@pytest.mark.parametrize("shown", ["never", "always", "of need"])
+def test_a_part_without_samples_has_no_part_in_the_factors(shown):
+    """As the share of a rank may have none, or a part of a batch where samples are left out."""
+    criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0]) if shown == "of need" else None)
+    found = []
+    for parts in ((0, N), (N,)):
+        model = seeded(mlp)
+        opt = KFAC(model, 0.1, 0.1, loss=criterion, fisher="type2", factor_every=1)
+        for count in parts:
+            out = model(ROWS[:count])
+            if shown != "never":
+                opt.observe(out, (ROWS[:count], LABELS[:count]))
+            F.cross_entropy(out, LABELS[:count], criterion.weight, reduction="sum").backward()
+        opt.step()
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
 def test_a_closure_is_called_with_gradients_on():
     model = seeded(mlp)
     opt = KFAC(model, 0.1, 0.1)

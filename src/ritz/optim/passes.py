@@ -190,7 +190,7 @@ class Watcher:
         if recorder is None:
             return None
         recorder.__exit__()
-        if output is None or (isinstance(output, Tensor) and not output.requires_grad):
+        if output is None or (isinstance(output, Tensor) and not (output.requires_grad and output.numel())):
             return None
         _refuse_one_class(self.loss, output)
         obstacle = _obstacle(self.loss, self.fisher, output)
@@ -262,6 +262,8 @@ class Watcher:
             raise ValueError(_STRANGE)
         recorder, self.waiting, self._shown = seen.recorder, None, True
         seen.take()
+        if not outputs.numel():  # no samples, and no part in the statistics
+            return
         stacks = self._cotangents(self.loss, outputs, batch)
         partly = leaves_out(self.loss, _held(outputs), batch)
         self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
