@@ -446,6 +446,21 @@ def test_the_factors_of_a_half_precision_model_are_float32_and_stay_so_when_load
     assert model[0].weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True, "refresh": "qr"}], ids=["kfac", "ekfac"])
+def test_a_state_goes_on_with_weights_of_another_precision(keywords):
+    settings = {"factor_every": 1, "inverse_every": 1, "fisher": "type2", **keywords}
+    model = seeded(mlp)
+    opt = KFAC(model, 0.1, 0.1, **settings)
+    train(model, opt, 2)
+    single = copy.deepcopy(model).float()
+    again = KFAC(single, 0.1, 0.1, **settings)
+    again.load_state_dict(opt.state_dict())
+    train(model, opt, 3)
+    train(single, again, 3, ROWS.float())
+    assert {average.value.dtype for average in again.blocks["0"].averages.values()} == {torch.float32}
+    torch.testing.assert_close(weights(single).double(), weights(model), rtol=1e-4, atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------- in a training loop
 
 

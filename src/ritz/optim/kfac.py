@@ -381,7 +381,7 @@ class KFAC(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`; parameters are matched by name, factors keep their precision.
+        """The inverse of `state_dict`; parameters are matched by name, factors have their precision, at least float32.
 
         Raises:
             ValueError: If the state is of another optimiser, or of a model with other layers; nothing has changed then.
@@ -396,8 +396,7 @@ class KFAC(torch.optim.Optimizer):
         for state in self.state.values():  # torch shares them with the optimiser that they come from
             state.update({key: value.clone() for key, value in state.items()})
         for name, block in self.blocks.items():
-            device = self._params[next(iter(block.unit.params.values()))].device
-            block.load_state_dict(own["blocks"][name], device)
+            block.load_state_dict(own["blocks"][name], self._params[next(iter(block.unit.params.values()))])
         self.skipped = own["skipped"]
         self._watcher.seed, self._watcher.draws = own["generator"]["seed"], own["generator"]["draws"]
         self._watcher.take()
