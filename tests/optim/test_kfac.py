@@ -1,5 +1,6 @@
 """KFAC as an optimiser: its step against dense matrices, its manners in a training loop, its resumption."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -625,6 +626,22 @@ def test_statistics_that_are_not_finite_are_left_out():
     assert any("statistics of step 1 are not finite" in str(warning.message) for warning in said)
     assert torch.equal(opt.blocks["0"].averages["input"].value, kept)
     assert bool(weights(model).isfinite().all())
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["in the first step", "later"])
+def test_a_pass_that_is_not_finite_and_thrown_away_leaves_the_other_passes_of_its_step(before):
+    found = []
+    for spoilt in (True, False):
+        model = seeded(mlp)
+        opt = KFAC(model, 0.1, 0.1, fisher="type2", factor_every=1)
+        train(model, opt, before)
+        if spoilt:
+            F.cross_entropy(model(ROWS * torch.nan), LABELS).backward()  # and train() begins with zero_grad()
+        with pytest.warns(NumericalWarning, match="not finite") if spoilt else contextlib.nullcontext():
+            train(model, opt, 1)
+        assert opt.blocks["0"].count == before + 1
+        found.append(opt.eigenvalues()["0"])
+    torch.testing.assert_close(*found)
 
 
 def test_a_step_without_gradients_moves_nothing():

@@ -222,19 +222,19 @@ class KFAC(torch.optim.Optimizer):
                 f"{self._watcher.waiting.obstacle}: call opt.observe(outputs, batch) between the forward pass and "
                 "backward(); passes that are not for training belong under torch.no_grad() or opt.pause()"
             )
+        spoilt = self._watcher.spoilt
         stats, weight = self._watcher.take()
         if self._watcher.active and self.world.size > 1:
             keep_together(list(self._params.values()), self.world)
             stats, weight = summed(stats, weight, self.world)
-        if self._watcher.active and not stats:
-            self._tell_unseen()
-        if stats and not finite(stats.values()):
+        if spoilt:
             warnings.warn(
-                f"the statistics of step {self.steps} are not finite and were left out of the factors",
+                f"statistics of step {self.steps} are not finite and were left out of the factors",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )
-            stats = {}
+        elif self._watcher.active and not stats:
+            self._tell_unseen()
         if stats:
             for block in self.blocks.values():
                 block.add(stats, weight)

@@ -34,6 +34,7 @@ from ..operators.layer_factors import (
 )
 from ..space import random_signs, random_uniform
 from ..switches import tensor_cores
+from .skipping import finite
 
 _UNSEEN = "ritz.unseen"
 _STRANGE = (
@@ -148,6 +149,7 @@ class Watcher:
         self.world = world
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
+        self.spoilt = False  # whether statistics were left out since the last call of `take`, for not being finite
         self._latest: Callable[[], Pass | None] = lambda: None
         self._seen = weakref.WeakSet[Pass]()
         self._shown = False  # whether the outputs of the last pass were
@@ -282,6 +284,7 @@ class Watcher:
     def take(self) -> tuple[Statistics, Tensor | float]:
         """The sums of all passes since the last call, and their weight."""
         found, self._stats, weight, self._weight = self._stats, {}, self._weight, 0.0
+        self.spoilt = False
         return found, weight
 
     def _collect(
@@ -309,7 +312,10 @@ class Watcher:
 
         with torch.no_grad(), full_precision(), tensor_cores(self.tf32), _kept_buffers(self.model):
             add_up(found, collect(self.collector, captured(), len(out), self.bases, partly))
-            add_up(self._stats, found)
+        if not finite(found.values()):  # others of the step are none the worse for it
+            self.spoilt = True
+            return
+        add_up(self._stats, found)
         self._weight = self._weight + weight
 
     def _remedy(self, out: Tensor) -> str:
