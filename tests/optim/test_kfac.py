@@ -977,6 +977,34 @@ def test_a_model_on_outputs_of_its_own_is_to_be_one_module():
     assert losses[-1] < losses[0]
 
 
+class Sorted(nn.Module):
+    """Each sample is for one of two experts; one without work is called on no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.last = nn.ModuleList(nn.Linear(5, 4) for _ in range(2)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 4)
+        for number, expert in enumerate(self.experts):
+            own = (x[:, 0] > 0) == bool(number)
+            out = out.index_put((own,), expert(x[own]))
+        return self.last(torch.tanh(out))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_an_expert_without_work_keeps_its_factors(keywords):
+    model = seeded(Sorted)
+    opt = KFAC(model, 0.1, 0.1, factor_every=1, inverse_every=1, **keywords)
+    train(model, opt, 2)
+    kept = {what: average.value.clone() for what, average in opt.blocks["experts.1"].averages.items()}
+    train(model, opt, 2, ROWS - 2 * F.relu(ROWS))
+    for what, average in opt.blocks["experts.1"].averages.items():
+        assert average.count == 2
+        assert torch.equal(average.value, kept[what])
+    assert opt.blocks["experts.0"].count == 4
+
+
 def test_tied_weights_have_a_diagonal():
     model = seeded(lambda: nn.Sequential(nn.Embedding(3, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)))
     model[2].weight = model[0].weight
