@@ -1211,6 +1211,23 @@ def test_a_state_does_not_know_of_what_was_put_around_the_model(wraps):
     assert torch.equal(weights(models[1]), weights(whole))
 
 
+@pytest.mark.parametrize("wraps", [(True, False), (False, True)], ids=["compiled to plain", "plain to compiled"])
+def test_a_state_does_not_know_of_what_was_put_around_a_layer(wraps):
+    whole, models = seeded(mlp), [seeded(mlp), seeded(mlp)]
+    train(whole, KFAC(whole, 0.05, 0.1, factor_every=2, groups=[{"params": "*.bias"}]), 5)
+    layers = [[model[0], model[2]] for model in models]
+    for model, wrap in zip(models, wraps, strict=True):
+        if wrap:
+            model[0] = torch.compile(model[0], backend="eager")
+    first, second = (KFAC(model, 0.05, 0.1, factor_every=2, groups=[{"params": "*.bias"}]) for model in models)
+    train(models[0], first, 3)
+    for one, other in zip(*layers, strict=True):
+        other.load_state_dict(one.state_dict())
+    second.load_state_dict(first.state_dict())
+    train(models[1], second, 2)
+    assert torch.equal(weights(models[1]), weights(whole))
+
+
 def test_a_model_that_is_compiled_in_place_is_refused_and_told_of_where_that_came_later():
     model = seeded(mlp)
     opt = KFAC(model, 0.05, 0.1, factor_every=2)

@@ -21,7 +21,7 @@ from ..sharded import is_sharded
 from ..space import select
 from ..switches import tensor_cores
 from .factors import Refresh, RunningBlock, Start
-from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
+from .groups import check_signs, decayed, descend, grouped, plain, rate_of, renamed
 from .passes import Watcher
 from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
@@ -389,14 +389,14 @@ class KFAC(torch.optim.Optimizer):
         if "kfac" not in state_dict:
             raise ValueError("this state_dict has no factors: it was not made by KFAC")
         own = state_dict["kfac"]
-        if set(own["blocks"]) != set(self.blocks):
-            apart = sorted(set(own["blocks"]) ^ set(self.blocks))
+        blocks = {plain(name): block for name, block in own["blocks"].items()}
+        if apart := sorted(set(blocks) ^ set(map(plain, self.blocks))):
             raise ValueError(f"the state_dict is of a model with other layers: {', '.join(apart)} in one of the two")
         super().load_state_dict(renamed(state_dict, self.param_groups))
         for state in self.state.values():  # torch shares them with the optimiser that they come from
             state.update({key: value.clone() for key, value in state.items()})
         for name, block in self.blocks.items():
-            block.load_state_dict(own["blocks"][name], self._params[next(iter(block.unit.params.values()))])
+            block.load_state_dict(blocks[plain(name)], self._params[next(iter(block.unit.params.values()))])
         self.skipped = own["skipped"]
         self._watcher.seed, self._watcher.draws = own["generator"]["seed"], own["generator"]["draws"]
         self._watcher.take()
