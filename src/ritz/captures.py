@@ -150,7 +150,7 @@ def places_of_samples(module: nn.Module, grad: Tensor, asked: Tensor) -> list[Pl
 def _place_by_shape(module: nn.Module, x: Tensor, size: int) -> Place | None:
     """The same where the number of rows leaves one answer, if there is one; None where it does not."""
     second, first = _may_be_second(module, x, size), bool(x.ndim) and len(x) == size
-    if second and len(x) % size:
+    if second and len(x) % size and len(x) > 1:  # (1, size, features) may be queries that belong to all samples
         return "second"
     rows = x.shape[: -_features(module)] if isinstance(module, _BY_ROWS) else x.shape[:1]
     return "first" if not second and (first or rows.numel() % size) else None

@@ -214,3 +214,11 @@ def test_groups_of_batches_tell_how_much_their_mean_varies():
         assert num > 8 or truth == pytest.approx(float(numbers.var()) / num)
         halves[0].merge(halves[1])
         torch.testing.assert_close(halves[0].mean, seen.mean)
+
+
+@pytest.mark.parametrize("estimate", [ritz.curvature_noise, minibatch_moment])
+def test_under_inference_mode_it_is_the_same(estimate):
+    """Samples are picked before a model is called."""
+    with torch.inference_mode():
+        found = estimate(make_risk(), 4, 2)
+    assert found == estimate(make_risk(), 4, 2)

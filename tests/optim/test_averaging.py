@@ -404,6 +404,32 @@ def test_the_copy_is_one_object_and_can_be_studied():
     assert float(risk.loss()) == pytest.approx(float(loss.detach()))
 
 
+@pytest.mark.parametrize("where", ["step", "model", "load_state_dict", "refresh"])
+def test_what_is_done_in_an_evaluation_under_inference_mode_can_be_gone_on_with(where):
+    found = []
+    for inside in (True, False):
+        model = normed()
+        average = IterateAverage(model)
+
+        def at(what: str, inside: bool = inside) -> torch.inference_mode:
+            return torch.inference_mode(inside and what == where)
+
+        with at("step"):
+            walk(model, average, 2)
+        walk(model, average, 2, seed=3)
+        with at("model"), pytest.warns(NumericalWarning, match="refresh"):
+            assert not average.model.training
+        with at("refresh"):
+            average.refresh([batch()])
+        with at("load_state_dict"):
+            average.load_state_dict(average.state_dict())
+        walk(model, average, 2, seed=4)
+        average.refresh([batch()])
+        average.model(batch()).sum().backward()
+        found.append(torch.cat([flat(average.model), *(b.flatten() for b in average.model.buffers())]))
+    assert torch.equal(*found)
+
+
 def test_a_model_inside_a_wrapper_is_averaged_by_itself():
     """A copy of the wrapper would wait for the other ranks where one alone evaluates the average."""
 

@@ -405,6 +405,20 @@ def test_made_anew_it_compensates_once():
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+@pytest.mark.parametrize(("rule", "compensate_lr"), [(Constant(0.5), True), (LevenbergMarquardt(), False)])
+def test_a_deep_copy_of_model_optimiser_and_damping_trains_on_its_own(rule, compensate_lr):
+    model, data = small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, eps=0.1)
+    damping = AutoDamping(optimizer, risk_of(model, data), every=2, rule=rule, compensate_lr=compensate_lr)
+    copies = copy.deepcopy((model, optimizer, damping))
+    for each in ((model, optimizer, damping), copies):
+        train(*each, data, range(4), stream=False)
+    assert damping.history == copies[2].history
+    for p, q in zip(model.parameters(), copies[0].parameters(), strict=True):
+        assert p is not q
+        assert torch.equal(p, q)
+
+
 def test_an_optimiser_with_its_own_rate_factor_is_told_it():
     model, data = small()
     optimizer = Damped(model.parameters(), lr=0.1)

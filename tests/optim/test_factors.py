@@ -141,7 +141,7 @@ def test_a_state_comes_back_equal_and_in_its_precision():
     block.add({key: value.float() for key, value in sums(0).items()}, 1.0)
     block.renew()
     other = RunningBlock(UNIT, ekfac=True)
-    other.load_state_dict(block.state_dict(), torch.device("cpu"))
+    other.load_state_dict(block.state_dict(), torch.zeros((), dtype=torch.float32))
     for one in (block, other):
         one.add({key: value.float() for key, value in sums(3).items()}, 1.0)
         one.renew()

@@ -1,5 +1,6 @@
 """KFAC as an optimiser: its step against dense matrices, its manners in a training loop, its resumption."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -446,6 +447,21 @@ def test_the_factors_of_a_half_precision_model_are_float32_and_stay_so_when_load
     assert model[0].weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True, "refresh": "qr"}], ids=["kfac", "ekfac"])
+def test_a_state_goes_on_with_weights_of_another_precision(keywords):
+    settings = {"factor_every": 1, "inverse_every": 1, "fisher": "type2", **keywords}
+    model = seeded(mlp)
+    opt = KFAC(model, 0.1, 0.1, **settings)
+    train(model, opt, 2)
+    single = copy.deepcopy(model).float()
+    again = KFAC(single, 0.1, 0.1, **settings)
+    again.load_state_dict(opt.state_dict())
+    train(model, opt, 3)
+    train(single, again, 3, ROWS.float())
+    assert {average.value.dtype for average in again.blocks["0"].averages.values()} == {torch.float32}
+    torch.testing.assert_close(weights(single).double(), weights(model), rtol=1e-4, atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------- in a training loop
 
 
@@ -527,6 +543,24 @@ def test_under_autocast_the_factors_are_those_of_full_precision_to_bfloat16():
             assert torch.allclose(average.value, opt.blocks[name].averages[what].value, atol=0.02, rtol=0.05)
 
 
+@pytest.mark.parametrize("shown", ["never", "always", "of need"])
+def test_a_part_without_samples_has_no_part_in_the_factors(shown):
+    """As the share of a rank may have none, or a part of a batch where samples are left out."""
+    criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0]) if shown == "of need" else None)
+    found = []
+    for parts in ((0, N), (N,)):
+        model = seeded(mlp)
+        opt = KFAC(model, 0.1, 0.1, loss=criterion, fisher="type2", factor_every=1)
+        for count in parts:
+            out = model(ROWS[:count])
+            if shown != "never":
+                opt.observe(out, (ROWS[:count], LABELS[:count]))
+            F.cross_entropy(out, LABELS[:count], criterion.weight, reduction="sum").backward()
+        opt.step()
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
 def test_a_closure_is_called_with_gradients_on():
     model = seeded(mlp)
     opt = KFAC(model, 0.1, 0.1)
@@ -592,6 +626,22 @@ def test_statistics_that_are_not_finite_are_left_out():
     assert any("statistics of step 1 are not finite" in str(warning.message) for warning in said)
     assert torch.equal(opt.blocks["0"].averages["input"].value, kept)
     assert bool(weights(model).isfinite().all())
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["in the first step", "later"])
+def test_a_pass_that_is_not_finite_and_thrown_away_leaves_the_other_passes_of_its_step(before):
+    found = []
+    for spoilt in (True, False):
+        model = seeded(mlp)
+        opt = KFAC(model, 0.1, 0.1, fisher="type2", factor_every=1)
+        train(model, opt, before)
+        if spoilt:
+            F.cross_entropy(model(ROWS * torch.nan), LABELS).backward()  # and train() begins with zero_grad()
+        with pytest.warns(NumericalWarning, match="not finite") if spoilt else contextlib.nullcontext():
+            train(model, opt, 1)
+        assert opt.blocks["0"].count == before + 1
+        found.append(opt.eigenvalues()["0"])
+    torch.testing.assert_close(*found)
 
 
 def test_a_step_without_gradients_moves_nothing():
@@ -927,6 +977,34 @@ def test_a_model_on_outputs_of_its_own_is_to_be_one_module():
     assert losses[-1] < losses[0]
 
 
+class Sorted(nn.Module):
+    """Each sample is for one of two experts; one without work is called on no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.last = nn.ModuleList(nn.Linear(5, 4) for _ in range(2)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 4)
+        for number, expert in enumerate(self.experts):
+            own = (x[:, 0] > 0) == bool(number)
+            out = out.index_put((own,), expert(x[own]))
+        return self.last(torch.tanh(out))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ekfac": True}, {"sharing": "reduce"}], ids=["kfac", "ekfac", "reduce"])
+def test_an_expert_without_work_keeps_its_factors(keywords):
+    model = seeded(Sorted)
+    opt = KFAC(model, 0.1, 0.1, factor_every=1, inverse_every=1, **keywords)
+    train(model, opt, 2)
+    kept = {what: average.value.clone() for what, average in opt.blocks["experts.1"].averages.items()}
+    train(model, opt, 2, ROWS - 2 * F.relu(ROWS))
+    for what, average in opt.blocks["experts.1"].averages.items():
+        assert average.count == 2
+        assert torch.equal(average.value, kept[what])
+    assert opt.blocks["experts.0"].count == 4
+
+
 def test_tied_weights_have_a_diagonal():
     model = seeded(lambda: nn.Sequential(nn.Embedding(3, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)))
     model[2].weight = model[0].weight
@@ -1130,6 +1208,23 @@ def test_a_state_does_not_know_of_what_was_put_around_the_model(wraps):
     models[1].load_state_dict(models[0].state_dict())
     second.load_state_dict(first.state_dict())
     train(called[1], second, 2)
+    assert torch.equal(weights(models[1]), weights(whole))
+
+
+@pytest.mark.parametrize("wraps", [(True, False), (False, True)], ids=["compiled to plain", "plain to compiled"])
+def test_a_state_does_not_know_of_what_was_put_around_a_layer(wraps):
+    whole, models = seeded(mlp), [seeded(mlp), seeded(mlp)]
+    train(whole, KFAC(whole, 0.05, 0.1, factor_every=2, groups=[{"params": "*.bias"}]), 5)
+    layers = [[model[0], model[2]] for model in models]
+    for model, wrap in zip(models, wraps, strict=True):
+        if wrap:
+            model[0] = torch.compile(model[0], backend="eager")
+    first, second = (KFAC(model, 0.05, 0.1, factor_every=2, groups=[{"params": "*.bias"}]) for model in models)
+    train(models[0], first, 3)
+    for one, other in zip(*layers, strict=True):
+        other.load_state_dict(one.state_dict())
+    second.load_state_dict(first.state_dict())
+    train(models[1], second, 2)
     assert torch.equal(weights(models[1]), weights(whole))
 
 
@@ -1451,8 +1546,8 @@ class Queries(nn.Module):
 
 @pytest.mark.parametrize("way", ["optimiser", "operator"])
 @pytest.mark.parametrize(
-    "shape", [(), (2,), (2 * N,), (1, 2 * N)],
-    ids=["a vector", "fewer than samples", "more than samples", "in a batch of one"],
+    "shape", [(), (2,), (2 * N,), (1, 2 * N), (1, N)],
+    ids=["a vector", "fewer than samples", "more than samples", "in a batch of one", "as many in a batch of one"],
 )  # fmt: skip
 def test_rows_that_belong_to_all_samples_have_their_part_of_the_trace_on_average(shape, way):
     model = seeded(lambda: Queries(*shape))
@@ -1485,7 +1580,7 @@ class Prompts(nn.Module):
         return self.norm(self.first(x)) * self.norm(self.layer(self.rows).reshape(-1, 3).mean(0, keepdim=True))
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2 * N,), (1, 2 * N)])
+@pytest.mark.parametrize("shape", [(), (2,), (2 * N,), (1, 2 * N), (1, N)])
 def test_reduce_is_exact_on_average_for_the_mean_of_rows_that_belong_to_all_samples(shape):
     model = seeded(lambda: Prompts(*shape))
     risk = ritz.Risk(model, nn.CrossEntropyLoss(), (ROWS, LABELS), params="layer.*")

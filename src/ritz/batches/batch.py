@@ -54,6 +54,7 @@ class Batch:
         """The same batch with other tensors in the places of its own."""
         return replace(self, data=with_tensors(self.data, tensors))
 
+    @torch.inference_mode(False)  # for a batch that can be differentiated through
     def take(self, rows: Tensor, index: int) -> "Batch":
         """A batch of some of the samples, in any order and with repeats."""
         data = map_tensors(self.data, lambda x: take_rows(x, rows), has_rows(self.size))

@@ -268,6 +268,7 @@ class Batches:
         """All samples as one batch, or None where they are not kept, do not stack or lie on several ranks."""
         return None if self.share else self._own_pool()
 
+    @torch.inference_mode(False)
     def _own_pool(self) -> Batch | None:
         """All samples of this rank as one batch, which may be empty."""
         self.prepare()

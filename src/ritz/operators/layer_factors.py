@@ -153,7 +153,8 @@ class Collector:
     ) -> Iterator[tuple[Unit, list[Capture]]]:
         """Each block with the calls of its module, samples first where it matters what belongs to one sample."""
         for unit in self.units.values():
-            calls = [capture for capture in captures if capture.name == unit.module]
+            # a call without rows, as of an expert without work, is none
+            calls = [call for call in captures if call.name == unit.module and call.grad.numel()]
             if unit.kind == "layer" and (self.sharing == "reduce" or unit.name in scaled):
                 calls = [call.samples_first(size, self.surely) for call in calls]
                 if self.surely:

@@ -26,6 +26,8 @@ from ..modes import Forward, Whole, unwrapped
 
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# of a call under inference_mode(), as in the evaluation of a trainer: its tensors could not be written to outside
+_written_later = torch.inference_mode(False)
 
 
 class IterateAverage:
@@ -140,6 +142,7 @@ class IterateAverage:
             named = {str(index): p for index, p in enumerate(every)}
         return {name: p for name, p in named.items() if p.is_floating_point() or p.is_complex()}
 
+    @_written_later
     @torch.no_grad()
     def _update(self) -> None:
         live = self._live()
@@ -244,6 +247,7 @@ class IterateAverage:
             message = "BatchNorm's running statistics are those of the last iterate, not of the average: call refresh()"
             warnings.warn(message, NumericalWarning, stacklevel=callers_level())
 
+    @_written_later
     def _placed(self) -> nn.Module:
         """The copy with weights and buffers of the average."""
         mean = self._averaged(self._live())
@@ -274,6 +278,7 @@ class IterateAverage:
             "stale": self._stale,
         }
 
+    @_written_later
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run stood.
 

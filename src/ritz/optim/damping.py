@@ -163,6 +163,8 @@ class AutoDamping:
         self._before: Tensor | None = None  # weights before a step whose outcome is looked at
         self._stepped = False  # whether any was taken
         self._rates: list[tuple[Any, Any]] = []  # learning rates of each group, its own and while it steps
+        if compensate_lr and self._scales:
+            self._write(self.starts)
         self._attach()
 
     @classmethod
@@ -314,13 +316,21 @@ class AutoDamping:
         """Hooks for what has to be done around a step of the optimiser; they go when this object does."""
         if "reduction_ratio" in self.needs:
             self._hook(self.optimizer.register_step_pre_hook, self._remember)
-        if not self.compensate_lr:
-            return
-        if all("lr_scale" in group for group in self.optimizer.param_groups):
-            self._write(self.starts)
-        else:
+        if self.compensate_lr and not self._scales:
             self._hook(self.optimizer.register_step_pre_hook, self._raise_rates)
             self._hook(self.optimizer.register_step_post_hook, self._restore_rates)
+
+    @property
+    def _scales(self) -> bool:
+        """Whether the optimiser has a factor of the learning rate of its own."""
+        return all("lr_scale" in group for group in self.optimizer.param_groups)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AutoDamping":
+        """A copy has hooks on the copy of the optimiser; torch leaves those behind."""
+        clone = memo[id(self)] = object.__new__(type(self))
+        vars(clone).update(copy.deepcopy(vars(self), memo))
+        clone._attach()
+        return clone
 
     def _hook(self, register: Callable[[Any], RemovableHandle], method: Callable[..., None]) -> None:
         own = weakref.WeakMethod(method)

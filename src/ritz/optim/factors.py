@@ -233,11 +233,12 @@ class RunningBlock:
             "renewed": self.renewed,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """The inverse of `state_dict`; tensors keep their precision and are moved to the device."""
+    def load_state_dict(self, state: Mapping[str, Any], like: Tensor) -> None:
+        """The inverse of `state_dict`, for a parameter of this device and precision; at least in float32."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
 
         def own(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.detach().to(device, copy=True)
+            return None if tensor is None else tensor.detach().to(like.device, dtype, copy=True)
 
         for what, average in {**self.averages, "scale": self.scale}.items():
             saved = state["averages"][what]

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ..space import select
 
+_AROUND = ("_orig_mod", "_checkpoint_wrapped_module")
+
 
 def grouped(params: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Groups of named parameters; those in none of the given ones come last, with the settings of all.
@@ -30,6 +32,16 @@ def grouped(params: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -
     return made + ([{"params": list(left.items())}] if left else [])
 
 
+def plain(name: str) -> str:
+    """A name without what torch.compile, or checkpointing, has put around a module inside the model.
+
+    Example:
+        >>> plain("layers.0._orig_mod.weight"), plain("layers.0")
+        ('layers.0.weight', 'layers.0')
+    """
+    return ".".join(part for part in name.split(".") if part not in _AROUND)
+
+
 def renamed(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A saved state with the parameters of each group in the order that they have here.
 
@@ -42,13 +54,14 @@ def renamed(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
         [1, 0]
     """
     saved = state_dict["param_groups"]
-    if [set(group["param_names"]) for group in saved] != [set(group["param_names"]) for group in groups]:
+    held = [[set(map(plain, group["param_names"])) for group in both] for both in (saved, groups)]
+    if held[0] != held[1]:
         raise ValueError("the parameter groups of the state_dict hold other parameters than those of this optimizer")
     ordered = []
     for old, new in zip(saved, groups, strict=True):
-        index = dict(zip(old["param_names"], old["params"], strict=True))
+        index = dict(zip(map(plain, old["param_names"]), old["params"], strict=True))
         names = list(new["param_names"])
-        ordered.append({**old, "param_names": names, "params": [index[name] for name in names]})
+        ordered.append({**old, "param_names": names, "params": [index[plain(name)] for name in names]})
     return {**state_dict, "param_groups": ordered}
 
 

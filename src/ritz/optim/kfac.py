@@ -21,7 +21,7 @@ from ..sharded import is_sharded
 from ..space import select
 from ..switches import tensor_cores
 from .factors import Refresh, RunningBlock, Start
-from .groups import check_signs, decayed, descend, grouped, rate_of, renamed
+from .groups import check_signs, decayed, descend, grouped, plain, rate_of, renamed
 from .passes import Watcher
 from .preconditioner import Preconditioner
 from .renewal import keep_together, renew_shared, summed
@@ -222,19 +222,19 @@ class KFAC(torch.optim.Optimizer):
                 f"{self._watcher.waiting.obstacle}: call opt.observe(outputs, batch) between the forward pass and "
                 "backward(); passes that are not for training belong under torch.no_grad() or opt.pause()"
             )
+        spoilt = self._watcher.spoilt
         stats, weight = self._watcher.take()
         if self._watcher.active and self.world.size > 1:
             keep_together(list(self._params.values()), self.world)
             stats, weight = summed(stats, weight, self.world)
-        if self._watcher.active and not stats:
-            self._tell_unseen()
-        if stats and not finite(stats.values()):
+        if spoilt:
             warnings.warn(
-                f"the statistics of step {self.steps} are not finite and were left out of the factors",
+                f"statistics of step {self.steps} are not finite and were left out of the factors",
                 NumericalWarning,
                 stacklevel=callers_level(),
             )
-            stats = {}
+        elif self._watcher.active and not stats:
+            self._tell_unseen()
         if stats:
             for block in self.blocks.values():
                 block.add(stats, weight)
@@ -381,7 +381,7 @@ class KFAC(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`; parameters are matched by name, factors keep their precision.
+        """The inverse of `state_dict`; parameters are matched by name, factors have their precision, at least float32.
 
         Raises:
             ValueError: If the state is of another optimiser, or of a model with other layers; nothing has changed then.
@@ -389,15 +389,14 @@ class KFAC(torch.optim.Optimizer):
         if "kfac" not in state_dict:
             raise ValueError("this state_dict has no factors: it was not made by KFAC")
         own = state_dict["kfac"]
-        if set(own["blocks"]) != set(self.blocks):
-            apart = sorted(set(own["blocks"]) ^ set(self.blocks))
+        blocks = {plain(name): block for name, block in own["blocks"].items()}
+        if apart := sorted(set(blocks) ^ set(map(plain, self.blocks))):
             raise ValueError(f"the state_dict is of a model with other layers: {', '.join(apart)} in one of the two")
         super().load_state_dict(renamed(state_dict, self.param_groups))
         for state in self.state.values():  # torch shares them with the optimiser that they come from
             state.update({key: value.clone() for key, value in state.items()})
         for name, block in self.blocks.items():
-            device = self._params[next(iter(block.unit.params.values()))].device
-            block.load_state_dict(own["blocks"][name], device)
+            block.load_state_dict(blocks[plain(name)], self._params[next(iter(block.unit.params.values()))])
         self.skipped = own["skipped"]
         self._watcher.seed, self._watcher.draws = own["generator"]["seed"], own["generator"]["draws"]
         self._watcher.take()

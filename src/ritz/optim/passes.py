@@ -34,6 +34,7 @@ from ..operators.layer_factors import (
 )
 from ..space import random_signs, random_uniform
 from ..switches import tensor_cores
+from .skipping import finite
 
 _UNSEEN = "ritz.unseen"
 _STRANGE = (
@@ -148,6 +149,7 @@ class Watcher:
         self.world = world
         self.bases: Bases | None = None  # of EKFAC
         self.waiting: Pass | None = None  # whose outputs must be shown
+        self.spoilt = False  # whether statistics were left out since the last call of `take`, for not being finite
         self._latest: Callable[[], Pass | None] = lambda: None
         self._seen = weakref.WeakSet[Pass]()
         self._shown = False  # whether the outputs of the last pass were
@@ -190,7 +192,7 @@ class Watcher:
         if recorder is None:
             return None
         recorder.__exit__()
-        if output is None or (isinstance(output, Tensor) and not output.requires_grad):
+        if output is None or (isinstance(output, Tensor) and not (output.requires_grad and output.numel())):
             return None
         _refuse_one_class(self.loss, output)
         obstacle = _obstacle(self.loss, self.fisher, output)
@@ -262,6 +264,8 @@ class Watcher:
             raise ValueError(_STRANGE)
         recorder, self.waiting, self._shown = seen.recorder, None, True
         seen.take()
+        if not outputs.numel():  # no samples, and no part in the statistics
+            return
         stacks = self._cotangents(self.loss, outputs, batch)
         partly = leaves_out(self.loss, _held(outputs), batch)
         self._collect(recorder, outputs, stacks, _weight(self.loss, outputs, batch), partly)
@@ -280,6 +284,7 @@ class Watcher:
     def take(self) -> tuple[Statistics, Tensor | float]:
         """The sums of all passes since the last call, and their weight."""
         found, self._stats, weight, self._weight = self._stats, {}, self._weight, 0.0
+        self.spoilt = False
         return found, weight
 
     def _collect(
@@ -307,7 +312,10 @@ class Watcher:
 
         with torch.no_grad(), full_precision(), tensor_cores(self.tf32), _kept_buffers(self.model):
             add_up(found, collect(self.collector, captured(), len(out), self.bases, partly))
-            add_up(self._stats, found)
+        if not finite(found.values()):  # others of the step are none the worse for it
+            self.spoilt = True
+            return
+        add_up(self._stats, found)
         self._weight = self._weight + weight
 
     def _remedy(self, out: Tensor) -> str:
