@@ -239,7 +239,7 @@ def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
         found.append(
             Claim(
                 paper=SEED, where="section 4.2, future work", expected=0.5, relation="<=", measured=left, ours=True,
-                text=f"corrected by {name}: mean |error| after over before, at most half, {what}",
+                text=f"log |G_B + d I| corrected by {name}: mean |error| after over before, at most half, {what}",
                 evidence=f"{seen}. Relative error {_said(errors['none'])} before, {_said(errors[name])} after",
             )
         )  # fmt: skip
