@@ -38,7 +38,8 @@ def test_the_claims_name_both_the_printed_scale_and_the_right_one():
 
 def test_sums_over_more_samples_move_on_as_the_central_limit_theorem_has_it():
     """S_n / sqrt(n) and S_4n / sqrt(4 n) have the correlation 1/2, so that their difference has variance 1."""
-    moved, law, dependent = noise.convergence()
+    moved, law, dependent, lindeberg = noise.convergence()
     assert moved.measured == pytest.approx(1, abs=0.1)
     assert law.measured < 0.03
     assert dependent.measured == pytest.approx(4 * math.exp(-0.5) / math.sqrt(2 * math.pi), rel=0.03)  # E |g^2 - 1|
+    assert 0 < lindeberg.measured < 0.005  # 2 (4 phi(4) + Q(4)) = 0.0011, twice the variance on the diagonal

@@ -104,7 +104,8 @@ def random_shift() -> tuple[Claim, ...]:
         _claim(
             where="appendix B", text="for a vector v of random signs |phi_i'v|^2 is about 1/N with high probability: "
             "standard deviation relative to the mean", expected=0.0, measured=of_signs, tolerance=0.1,
-            evidence=f"N is the number of weights, {risk.dim}. The mean is 1/N, the values are not near it.",
+            evidence=f"N is the number of weights, {risk.dim}. The mean is 1/N, and the values spread by sqrt(2) times "
+            "it at any large N.",
         ),
     )  # fmt: skip
 
