@@ -62,7 +62,9 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estim
     return mean(second[seed] - first[seed] for seed in first if seed in second)
 
 
-def welch(first: tuple[float, float], second: tuple[float, float], num: int, **fields: Any) -> Estimate:
+def welch(
+    first: tuple[float, float], second: tuple[float, float], num: int, *, name: str = "difference", convention: str = ""
+) -> Estimate:
     """The difference of two printed means, each with the spread of so many runs, with the error of Welch's test.
 
     Example:
@@ -72,8 +74,10 @@ def welch(first: tuple[float, float], second: tuple[float, float], num: int, **f
     """
     squares = [spread**2 / num for _, spread in (first, second)]
     dof = sum(squares) ** 2 / sum(square**2 / (num - 1) for square in squares)
-    about = {"name": "difference", "value": round(first[0] - second[0], 4), "stderr": math.sqrt(sum(squares))}
-    return Estimate(**about | {"rule": StudentT(dof)} | fields)
+    return Estimate(
+        name=name, value=round(first[0] - second[0], 4), stderr=math.sqrt(sum(squares)), rule=StudentT(dof),
+        convention=convention,
+    )  # fmt: skip
 
 
 def geometric_mean(values: Iterable[float]) -> Estimate:
