@@ -41,6 +41,7 @@ def printed_rows(network, factor=1.0, published=True, seeds=3, epochs=300, accur
             row |= {f"{name}_accuracy": counted.ACCURACY[network][at] * off for name in counted.HELD_OUT}
             row |= {f"{name}_accuracy": accuracy * row[f"{name}_accuracy"] for name in counted.HELD_OUT if last}
             row["weight_norm"] = 2 * row["metric_a"]
+            row["train_loss"] = 0.1 * (1 + at)  # slower with weight decay
             if network == "allcnn":
                 del row["train"]
             rows.append(row)

@@ -72,7 +72,7 @@ def test_seeds_with_a_handful_of_wrong_points_are_left_out_and_steps_where_all_h
         if one["steps"] == 500 or one["seed"] == 0:
             one["aceht"]["incorrect"]["n"] = 9
     claims = [claim for claim in margins_along.claims("lenet", rows) if claim.text.startswith("no correlation of")]
-    found = [claim for claim in claims if "ACEHT" in claim.text]
+    found = [claim for claim in claims if "traces and ACEHT" in claim.text]
     assert [claim.text[-len("r after 0 steps") :] for claim in found] == ["r after 0 steps"]
     assert "1 of 2 seeds have 10 wrong points or more, 100 to 100" in found[0].evidence
 

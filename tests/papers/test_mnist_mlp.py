@@ -462,6 +462,21 @@ def test_one_random_vector_tells_the_weight_decays_apart_where_its_noise_is_belo
     assert list(found.values()) == [verdict]
 
 
+@pytest.mark.parametrize(("width", "noise", "wanted"), [(0.05, 0.001, "holds"), (1.0, 0.01, "refuted")])
+def test_lambda_1_is_judged_by_its_interval_and_a_trace_by_the_noise_of_one_vector(width, noise, wanted):
+    data = judgement.plain(rows_like())
+    for entry in data:
+        entry |= {"lambda_max": [14.0, 0.0, 14.0, 14.0 + width]}
+        for key, value in judgement.ONE_PROBE.items():
+            entry |= {key: [0.02, 0.0, 0.02, 0.02], value: [noise, 0.0, noise, noise]}
+    found = judgement.friend_claims(judgement.from_plain(data))
+    tight, *good = [claim for claim in found if claim.where == "appendix C"]
+    assert [claim.verdict for claim in (tight, *good)] == [wanted] * 3
+    assert tight.measured == pytest.approx(width / 14)
+    assert [claim.measured for claim in good] == pytest.approx([noise / 0.02] * 2)
+    assert [claim.ours for claim in (tight, *good)] == [False, True, True]
+
+
 def test_training_accuracy_is_said_to_rise_and_then_to_fall():
     found = verdicts(rows_like(), "training accuracy")  # it falls at every step
     steps = {"rises from weight decay 0 to 0.0001": "refuted", "falls from weight decay 0 to 0.0005": "holds"}

@@ -164,9 +164,9 @@ def logdets(**errors: list[float]) -> dict[str, ritz.papers.base.Claim]:
 
 def test_what_is_left_of_an_error_is_judged_by_its_size_and_not_its_sign():
     found = logdets(**{"1 / B": [-2.0, 2.0]})
-    assert found["corrected by 1 / B"].verdict == "holds"
-    assert found["corrected by 1 / (B + b)"].verdict == "refuted"
-    assert all(claim.ours == text.startswith("corrected") for text, claim in found.items())
+    assert found["log |G_B + d I| corrected by 1 / B"].verdict == "holds"
+    assert found["log |G_B + d I| corrected by 1 / (B + b)"].verdict == "refuted"
+    assert all(claim.ours == ("corrected" in text) for text, claim in found.items())
 
 
 @pytest.mark.parametrize(

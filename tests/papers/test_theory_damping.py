@@ -83,3 +83,24 @@ def test_the_error_of_a_shrunk_matrix_is_that_of_the_matrices_written_out():
     for beta in (0.0, 0.3, 1.0):
         difference = beta * batch + (1 - beta) * eye - true
         assert damping._shrunk_error(true, batch, beta) == pytest.approx(float((difference @ difference).trace() / 30))
+
+
+def test_averages_of_one_gradient_are_that_gradient():
+    g = torch.tensor([2.0, -3.0])
+    first, second = damping._averages([g])
+    torch.testing.assert_close(first, g)
+    torch.testing.assert_close(second, g.square())
+
+
+def test_adam_moves_by_its_rate_at_first():
+    torch.testing.assert_close(damping._adam_step([torch.tensor([2.0, -3.0])]), torch.tensor([-1e-3, 1e-3]))
+
+
+def test_weight_decay_is_l2_regularisation_for_sgd_alone():
+    gradients = [torch.tensor([1.0, 0.1]), torch.tensor([0.5, -0.1])]
+    assert damping._decayed(torch.optim.SGD, gradients) < 1e-12
+    assert damping._decayed(torch.optim.Adam, gradients) > 1e-4
+
+
+def test_no_step_of_the_same_length_lowers_a_quadratic_loss_more_than_the_damped_one():
+    assert damping._trust_region() > 0

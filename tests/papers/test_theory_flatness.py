@@ -38,16 +38,17 @@ def test_the_hessian_does_not_vanish_where_the_gradient_and_the_printed_matrix_d
 
 
 def test_the_trace_of_the_example_follows_its_closed_forms_along_both_paths():
-    ray, skew = flatness.deep_linear_limit()
+    _, ray, skew = flatness.deep_linear_limit()
     assert ray.measured == pytest.approx(3 * 4**4 * math.exp(-(4**3)), rel=1e-9)
     z = 15.0
     assert skew.measured == pytest.approx((z**2 * math.exp(2 * z) + z**2 + math.exp(-2 * z)) * math.exp(-z), rel=1e-9)
 
 
 def test_single_overlaps_follow_the_beta_law():
-    _, overlap = flatness.random_shift()
+    *_, overlap, of_signs = flatness.random_shift()
     dim = 43
     assert overlap.measured == pytest.approx(math.sqrt(2 * (dim - 1) / (dim + 2)), rel=0.05)
+    assert of_signs.measured == pytest.approx(math.sqrt(2), rel=0.05)  # less 2 sum phi_j^4, which is small
 
 
 def test_a_relative_error_of_half_is_what_a_missing_factor_two_gives():
@@ -60,3 +61,21 @@ def test_the_printed_norm_is_too_small_for_a_norm_and_not_for_the_mean_square_of
     printed, mended = flatness.printed_norm()
     assert mended.measured == pytest.approx(printed.measured * math.sqrt(flatness.VGG16_BN / 1.43e-5))
     assert printed.measured < 1 < mended.measured
+
+
+def test_one_rescaling_moves_the_trace_and_neither_the_function_nor_the_norm():
+    *_, moved, kept = flatness.rescaling()
+    assert moved.measured > 10
+    assert kept.measured != pytest.approx(1, rel=0.02)
+
+
+def test_descent_from_zero_ends_at_the_shortest_solution_and_from_elsewhere_at_another_one():
+    at_zero, elsewhere = flatness.least_norm()
+    assert at_zero.measured < 1e-12
+    assert elsewhere.measured > 1
+
+
+def test_the_function_of_the_footnote_is_largest_at_four_hundred():
+    largest = max(range(100, 1000), key=lambda x: 10 * math.log(x) - math.sqrt(x))
+    assert largest == 400
+    assert 400**10 * math.exp(-20) == pytest.approx(2e17, rel=0.1)

@@ -30,7 +30,16 @@ def test_other_laws_are_far_from_it():
 
 
 def test_the_claims_name_both_the_printed_scale_and_the_right_one():
-    printed, unscaled, mended = noise.semicircle()
+    printed, unscaled, mended, _ = noise.semicircle()
     assert float(printed.measured.value) == pytest.approx(2 / math.sqrt(2 * 400), rel=0.02)
     assert float(unscaled.measured.value) == pytest.approx(math.sqrt(400), rel=0.02)
     assert mended.verdict == "holds"
+
+
+def test_sums_over_more_samples_move_on_as_the_central_limit_theorem_has_it():
+    """S_n / sqrt(n) and S_4n / sqrt(4 n) have the correlation 1/2, so that their difference has variance 1."""
+    moved, law, dependent, lindeberg = noise.convergence()
+    assert moved.measured == pytest.approx(1, abs=0.1)
+    assert law.measured < 0.03
+    assert dependent.measured == pytest.approx(4 * math.exp(-0.5) / math.sqrt(2 * math.pi), rel=0.03)  # E |g^2 - 1|
+    assert 0 < lindeberg.measured < 0.005  # 2 (4 phi(4) + Q(4)) = 0.0011, twice the variance on the diagonal

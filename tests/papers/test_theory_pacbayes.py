@@ -1,5 +1,7 @@
 """Equations 6 to 8 of seed 002 beside divergences from torch.distributions."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -73,3 +75,16 @@ def test_the_metric_moves_under_a_rescaling_and_the_carried_divergence_does_not(
     assert metric.measured > 10
     assert abs(carried.measured - 1) < 1e-12
     assert held.measured > 10
+
+
+def test_the_entropies_are_those_of_the_laws_with_variance_one():
+    names = ["normal", "uniform", "Laplace", "exponential"]
+    laws = [
+        torch.distributions.Normal(0.0, 1.0),
+        torch.distributions.Uniform(0.0, math.sqrt(12)),
+        torch.distributions.Laplace(0.0, math.sqrt(0.5)),
+        torch.distributions.Exponential(1.0),
+    ]
+    claim, _ = pacbayes.entropies()
+    assert all(float(law.variance) == pytest.approx(1) for law in laws)
+    assert all(f"{name} {float(law.entropy()):.3f}" in claim.evidence for name, law in zip(names, laws, strict=True))

@@ -45,7 +45,7 @@ def test_disjoint_pairs_are_biased_by_what_a_finite_set_lacks():
 
 
 def test_the_gauss_newton_trace_is_the_hessian_trace_up_to_round_off():
-    same, different = sampling.trace_is_that_of_the_ggn()
+    same, different, _ = sampling.trace_is_that_of_the_ggn()
     assert same.measured < 1e-14
     assert different.measured > 0.1
 
@@ -71,3 +71,15 @@ def test_operations_of_a_step_are_those_of_its_products_of_matrices():
     model, x, y = torch.nn.Linear(5, 4, bias=False), torch.ones(3, 5), torch.zeros(3, dtype=torch.long)
     assert sampling._operations(model, x, y, lambda loss, out: 0 * loss) == 2 * (2 * 3 * 5 * 4)
     assert model.weight.grad is None
+
+
+def test_the_gauss_newton_matrix_has_no_negative_eigenvalue_and_a_residual_network_has_many_at_its_start():
+    *_, definite = sampling.trace_is_that_of_the_ggn()
+    (negative,) = sampling.residual_start()
+    assert abs(definite.measured) < 1e-12
+    assert negative.measured > 0.2
+
+
+def test_a_residual_block_adds_its_branch_to_its_input():
+    block, x = sampling._Residual(3, seed=0), torch.ones(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(block(x) - x, block.branch(x))

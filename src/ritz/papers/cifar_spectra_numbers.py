@@ -32,6 +32,7 @@ NAMES = {
     "metric_a_eq7": "a = Tr H + |w|^2 / 2",
     "weight_norm": "|w|",
     "metric_a": "a = |w| / 2",
+    "train_loss": "training loss",
     "train_accuracy": "training accuracy",
     "val_accuracy": "accuracy on the last 5,000",
     "test_accuracy": "accuracy on the test set",

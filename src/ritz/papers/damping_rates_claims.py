@@ -193,7 +193,9 @@ def _matches(runs: Runs, where: str, best: Arm, sgd: Arm) -> list[Claim]:
     text = f"at a larger rate and damping Adam matches SGD or beats it: {best.label} - {sgd.label}"
     return [
         difference(runs, where, text, best, sgd, expected=0.0, tolerance=SAME_ACCURACY),
-        faster(runs, where, f"and converges faster: {best.label} - {sgd.label}", best, sgd),
+        faster(
+            runs, where, f"at a larger rate and damping Adam converges faster: {best.label} - {sgd.label}", best, sgd
+        ),
     ]
 
 
@@ -212,19 +214,21 @@ def _learned(runs: Runs, sgd: Arm, usual: Arm) -> list[Claim]:
         difference(runs, where, text.format("generalises better than", name, usual.label), best, usual),
         faster(runs, where, text.format("converges faster than", name, usual.label), best, usual),
         difference(
-            runs, where, f"but does not make up the gap with SGD: {name} - {sgd.label}", best, sgd, "<=", expected=0.0,
+            runs, where, f"a larger rate with learned damping does not make up the gap with SGD: {name} - {sgd.label}",
+            best, sgd, "<=", expected=0.0,
         ),
     ]  # fmt: skip
     flat = chosen(runs, [arm for arm in DAMPED if arm.lr > usual.lr])
     if flat is not None:
-        text = f"and is no better than a larger rate with a larger flat damping: {name} - {flat.label}"
+        text = f"learned damping is no better than a larger rate with a larger flat damping: {name} - {flat.label}"
         found.append(difference(runs, where, text, best, flat, "<=", expected=0.0))
     smaller = chosen(runs, [arm for arm in DAMPED if arm.lr == usual.lr])
     if smaller is not None:
         where, pair = f"figure 15, {PLACE}", f"{name} - {smaller.label}"
-        text = f"with linear decay it does not supersede a smaller rate with flat damping: {pair}"
+        text = f"learned damping with linear decay does not supersede a smaller rate with flat damping: {pair}"
         found.append(difference(runs, where, text, best, smaller, "<=", expected=0.0))
-        text = f"but it trains better: {pair}, training accuracy"
+        text = f"learned damping with linear decay trains better than a smaller rate with flat damping: {pair}"
+        text += ", training accuracy"
         found.append(difference(runs, where, text, best, smaller, which="train"))
     return found
 

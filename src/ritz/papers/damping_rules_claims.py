@@ -87,7 +87,7 @@ def _stable(arms: Mapping[str, Mapping[int, Row]]) -> list[Claim]:
         (FLAT, 0.0, "flat damping trains, from the same start value"),
         (LM_SIGN, 1.0, f"{LM}'s damping with the sign of the published code does not train"),
         (LM_FREE, 1.0, f"{LM}'s damping without kl_clip does not give stable training"),
-        (FLAT_FREE, 1.0, "nor does flat damping without kl_clip"),
+        (FLAT_FREE, 1.0, "flat damping without kl_clip does not give stable training"),
     ):
         if arm in arms:
             found.append(

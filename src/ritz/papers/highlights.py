@@ -113,8 +113,8 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
         "pac-bayes/subsampling",
         "Can a log-determinant be extrapolated from a sub-sample, by 1 / (B + b)? (One of nine settings: it can in 6, "
         "and cannot in 0.)",
-        "corrected by 1 / (B + b): mean |error| after over before, at most half, d = 0.0001 lambda_1, sub-samples of "
-        "256",
+        "log |G_B + d I| corrected by 1 / (B + b): mean |error| after over before, at most half, d = 0.0001 lambda_1, "
+        "sub-samples of 256",
     ),
     Highlight(
         "margins/affine", "Is the Hessian trace of an affine predictor its ACEHT?",
@@ -144,7 +144,7 @@ HIGHLIGHTS: tuple[Highlight, ...] = (
     ),
     Highlight(
         "margins/timing", "How much do exact traces cost, one batch at a time?",
-        "the same with traces that are exact",
+        "exact traces, a batch at a time",
     ),
     Highlight(
         "damping/logistic",

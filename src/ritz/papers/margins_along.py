@@ -221,16 +221,18 @@ def _with_margins(rows: Rows, steps: Sequence[int]) -> Claim:
 def _by_the_rule(rows: Rows, step: int, where: str) -> list[Claim]:
     """Right points correlate and wrong ones do not: with the paper's own kind of estimates."""
     found = []
-    for word, about in (
-        ("correct", {"expected": STRONG, "relation": ">="}), ("incorrect", {"expected": 0.0, "tolerance": LOW})
-    ):  # fmt: skip
+    name = "ACEHT and traces by PyHessian's rule"
+    for word, said, about in (
+        ("correct", f"r of {name} for correct points is 0.8 to 1:", {"expected": STRONG, "relation": ">="}),
+        ("incorrect", f"no correlation of {name} for incorrect points: r", {"expected": 0.0, "tolerance": LOW}),
+    ):
         own = [row["ruled"][word] for row in rows if row["steps"] == step and word in row.get("ruled", {})]
         if not own:
             continue
         parts = {key: [one[key] for one in own] for key in ("r", "exact_r", "error", "probes", "negative", "n")}
         seen = {key: float(mean(key, values).value) for key, values in parts.items()}
         found.append(_claim(
-            where=where, text=f"r of ACEHT and traces by PyHessian's rule after {step} steps: {word} points",
+            where=where, text=f"{said} after {step} steps",
             measured=mean_r("r", [one["filtered"] for one in own]), **about,
             evidence=f"{seen['n']:.0f} points of a seed, outliers removed; with them {seen['r']:.3f}, with exact "
             f"traces {seen['exact_r']:.3f}; mean error of an estimate {100 * seen['error']:.0f} % of the mean trace, "

@@ -151,7 +151,7 @@ def claims(rows: Rows) -> list[Claim]:
             f"traces {float(r):.3f}",
         ),
         _claim(
-            text="the same with traces that are exact, a batch at a time: log10 of the ratio", ours=True,
+            text="exact traces, a batch at a time, cost as much more than margins: log10 of the ratio", ours=True,
             expected=math.log10(PRINTED), tolerance=FACTOR, reference=0.0, measured=_ratio(rows, "exact, more samples"),
             evidence=f"{about}; log10 of PyHessian's way over exact traces, on the same samples "
             f"{float(_ratio(rows, slow, 'exact').value):.2f}, with more samples "

@@ -56,6 +56,7 @@ OTHER = {  # what a printed number is less likely to be
 }
 ONE_PROBE = {"trace_per_param": "trace_probe", "moment2_per_param": "moment2_probe"}
 EFFECT = 0.5  # how far, of what is printed, a change may be off
+TIGHT, GOOD = 0.01, 0.1  # of lambda_1 and of a trace: the papers have no number
 NUM_PARAMS = 9960
 TRAINED = (  # where the papers contradict themselves, and what they leave open
     "784-10-100-10 has the printed 9,960 parameters, the papers' single hidden layer of 100 has 79,510; the last 5,000 "
@@ -197,7 +198,8 @@ def friend_claims(rows: Sequence[Row]) -> list[Claim]:
         )
         for weight_decay, text in zip(WEIGHT_DECAYS, PRINTED["metric_a"], strict=True)
     ]  # fmt: skip
-    return found + _sizes(rows, "seed 000", ("lambda_max", "val_accuracy")) + _orders(rows, "seed 000")
+    found += _sizes(rows, "seed 000", ("lambda_max", "val_accuracy")) + _orders(rows, "seed 000")
+    return found + _quadrature(rows)
 
 
 def _check(rows: Sequence[Row]) -> None:
@@ -294,6 +296,33 @@ def _one_vector(rows: Sequence[Row]) -> Claim:
         evidence=f"on all images it errs by {statistics.fmean(noise.values()):.0f}; at the cost of one step of SGD the "
         "vector has one batch, which errs more. A vector that two networks share would tell more of their difference",
     )  # fmt: skip
+
+
+def _quadrature(rows: Sequence[Row]) -> list[Claim]:
+    """Appendix C of seed 000: how tightly Lanczos quadrature bounds lambda_1, and how good its traces are."""
+    widths = []
+    for row in rows:
+        low, high = map(float, row.values["lambda_max"].interval())
+        widths.append((high - low) / abs(float(row.values["lambda_max"].value)))
+    found = [
+        Claim(
+            paper="seed 000", where="appendix C", expected=TIGHT, relation="<=", measured=max(widths),
+            text=f"Lanczos quadrature bounds lambda_1 tightly, read as to {TIGHT:.0%}: the widest interval of a "
+            "network over lambda_1", evidence=f"{len(rows)} networks, by the residual of the Ritz pair",
+        )
+    ]  # fmt: skip
+    for key, probe in ONE_PROBE.items():
+        share = [float(row.values[probe].value) / abs(float(row.values[key].value)) for row in rows]
+        found.append(
+            Claim(
+                paper="seed 000", where="appendix C", ours=True, expected=GOOD, relation="<=",
+                measured=statistics.fmean(share), text=f"one random vector gives {NAMES[key]} well, read as to "
+                f"{GOOD:.0%}: its standard deviation over {NAMES[key]}",
+                evidence=f"{len(rows)} networks, from {min(share):.2f} to {max(share):.2f}; the paper does not say how "
+                "many vectors, and its published code takes one",
+            )
+        )  # fmt: skip
+    return found
 
 
 # ----------------------------------------------------------------------------------------- changes and orders

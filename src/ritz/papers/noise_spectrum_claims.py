@@ -99,7 +99,8 @@ def _normal(dense: Sequence[Row]) -> list[Claim]:
     first, last = (_average([row["entries"][place] for row in dense], "rejected") for place in (1, -1))
     found.append(
         _claim(
-            where="lemma 3", text=f"they converge: share rejected at B = {sizes[-1]} minus that at B = {sizes[1]}",
+            where="lemma 3", text="entries of X become normal as B grows: share of entries for which this is "
+            f"rejected at B = {sizes[-1]}, minus that at B = {sizes[1]}",
             expected=0.0, relation="<=", measured=last - first, evidence=f"{_where(dense)}, both states.",
         )
     )  # fmt: skip
@@ -161,14 +162,16 @@ def _semicircle(dense: Sequence[Row], state: str) -> list[Claim]:
             measured=mean(all_of("kurtosis")), evidence=f"{seen} By batch size: {along}.",
         ),
         claim(
-            text=f"distance of their distribution function from the semicircle's, {STATES[state]}", expected=0.02,
+            text="eigenvalues of X follow a semicircle: distance of the distribution functions, "
+            f"{STATES[state]}", expected=0.02,
             relation="<=", measured=mean(all_of("distance")),
             evidence=f"{seen} Independent entries have about {3 / mine[0]['params']:.1g}. "
             f"{100 * mean(all_of('near_zero')).value:.0f} % of the eigenvalues are within 1 % of the edge from 0, "
             "where a semicircle has 1.3 %.",
         ),
         claim(
-            text=f"share of Tr X^2 beyond the semicircle's edge, {STATES[state]}", expected=0.02, relation="<=",
+            text="eigenvalues of X end where a semicircle does: share of Tr X^2 beyond its edge, "
+            f"{STATES[state]}", expected=0.02, relation="<=",
             measured=mean(all_of("outside")),
             evidence=f"{seen} {few} {mean(all_of('top')).value:.2f}, where a semicircle's have about "
             f"{4 * TOP / mine[0]['params']:.2g}; {mean(all_of('along')).value:.2f} lies along the {NINE} largest "
@@ -220,7 +223,8 @@ def _lanczos(runs: Sequence[Row]) -> list[Claim]:
             tolerance=0.2, measured=mean([part["kurtosis"] for part in found]),
         ),
         claim(
-            text="share of Tr X^2 beyond the semicircle's edge, 11,018 parameters after training", expected=0.02,
+            text="eigenvalues of X end where a semicircle does: share of Tr X^2 beyond its edge, 11,018 parameters "
+            "after training", expected=0.02,
             relation="<=", measured=mean([part["outside"] for part in found]),
         ),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..intervals import Binomial
+from ..intervals import Binomial, StudentT
 from ..results import Estimate, from_samples
 
 HALF = 0.5  # of the runs: what more of them do has the direction of what all do
@@ -60,6 +60,24 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estim
         0.5
     """
     return mean(second[seed] - first[seed] for seed in first if seed in second)
+
+
+def welch(
+    first: tuple[float, float], second: tuple[float, float], num: int, *, name: str = "difference", convention: str = ""
+) -> Estimate:
+    """The difference of two printed means, each with the spread of so many runs, with the error of Welch's test.
+
+    Example:
+        >>> found = welch((65.5, 0.7), (61.9, 0.4), num=5)
+        >>> round(found.value, 2), [round(end, 2) for end in found.interval()]
+        (3.6, [2.73, 4.47])
+    """
+    squares = [spread**2 / num for _, spread in (first, second)]
+    dof = sum(squares) ** 2 / sum(square**2 / (num - 1) for square in squares)
+    return Estimate(
+        name=name, value=round(first[0] - second[0], 4), stderr=math.sqrt(sum(squares)), rule=StudentT(dof),
+        convention=convention,
+    )  # fmt: skip
 
 
 def geometric_mean(values: Iterable[float]) -> Estimate:

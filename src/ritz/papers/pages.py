@@ -77,9 +77,11 @@ last call: they exclude runs that an earlier call had finished, and other experi
 """
 
 
-_ALSO = {  # what a paper's page says of its seeds
+_ALSO = {  # what a paper's page says besides
     "false-friend": " Seed 001 is, by the numbers of its equations and figures, the supplement of seed 002. It shows "
-    "the same spectra as seed 000 and is reproduced with it."
+    "the same spectra as seed 000 and is reproduced with it.",
+    "damping": ' Two settings with a minus sign between them, as in "SGD - Adam", are compared by their test accuracy, '
+    "in percentage points at equal seed, unless the claim names something else.",
 }
 
 _SHORT = """## In short

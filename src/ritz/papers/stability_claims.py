@@ -160,7 +160,8 @@ def _stochastic(own: Sequence[Row]) -> list[Claim]:
         about |= {"evidence": seen + more, "where": f"{NOTE}, quoting Wu et al. (2018)"}
         found.append(
             Claim(
-                text=f"{name}: the stricter bound is tight: lambda_1 over it", expected=1.0, tolerance=TIGHT,
+                text=f"{name}: the stricter bound of SGD is tight: lambda_1 over the bound", expected=1.0,
+                tolerance=TIGHT,
                 measured=geometric_mean(near), ours=own[0]["network"] == "softmax", **about,
             )
         )  # fmt: skip
@@ -182,7 +183,8 @@ def _flatter(rows: Sequence[Row]) -> list[Claim]:
         found.append(
             Claim(
                 paper=SEED, where=NOTE, expected=1.0, relation="<=", measured=geometric_mean(ratios),
-                text=f"{_named(own[0])}: flatter than gradient descent at this rate: ratio of the median lambda_1",
+                text=f"{_named(own[0])}: SGD ends flatter than gradient descent at this rate: ratio of the median "
+                "lambda_1",
                 evidence=f"{_seen(own)}; ratio of the losses {losses}", short_of=_short_of(own) or _short_of(others),
             )
         )  # fmt: skip

@@ -186,15 +186,15 @@ def _figure_2(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
     found = [
         Claim(
             paper=SEED, where=f"equation 11{figure}", expected=1.0, tolerance=SAME, measured=traces,
-            text=f"Tr {name}_B / Tr {name} on average, batches of {size}", evidence=seen,
+            text=f"E Tr {name}_B = Tr {name}: ratio of the mean of batches of {size} to Tr {name}", evidence=seen,
         ),
         Claim(
             paper=SEED, where=f"equation 12{figure}", expected=1.0, relation=">=", measured=squares,
-            text=f"Tr {name}_B^2 / Tr {name}^2 is above 1, batches of {size}", evidence=seen,
+            text=f"E Tr {name}_B^2 > Tr {name}^2: ratio of the mean of batches of {size} to Tr {name}^2", evidence=seen,
         ),
         Claim(
             paper=SEED, where="equation 12", expected=1.0, tolerance=LAW, measured=law,
-            text=f"Tr {name}_B^2 / (Tr {name}^2 + V / B), batches of {size}",
+            text=f"E Tr {name}_B^2 = Tr {name}^2 + V / B, V the noise of one image: ratio, batches of {size}",
             evidence=f"{seen}; V measured apart: {', '.join(format(row['variance'], '.4g') for row in own)}",
         ),
     ]  # fmt: skip
@@ -246,7 +246,7 @@ def _log_determinants(own: Sequence[Mapping[str, Any]]) -> list[Claim]:
         found.append(
             Claim(
                 paper=SEED, where="section 4.2, future work", expected=0.5, relation="<=", measured=left, ours=True,
-                text=f"corrected by {name}: mean |error| after over before, at most half, {what}",
+                text=f"log |G_B + d I| corrected by {name}: mean |error| after over before, at most half, {what}",
                 evidence=f"{seen}. Relative error {_said(errors['none'])} before, {_said(errors[name])} after",
             )
         )  # fmt: skip

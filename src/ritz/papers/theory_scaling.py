@@ -210,7 +210,9 @@ def wrong_points() -> tuple[Claim, ...]:
             "everywhere can be made as flat, in trace, as one likes.",
         ),
         _claim(
-            where="appendix D", text="with tanh Tr H need not go to 0 there: |Tr H| at margin 40", expected=1.0,
+            where="appendix D",
+            text="Tr H at T_alpha(w) need not go to 0 at a wrong point of a network with tanh: |Tr H| at "
+            "margin 40", expected=1.0,
             relation=">=", measured=abs(traces[-1]), evidence=f"{steps}: trace {_numbers(traces)}.", ours=True,
         ),
     )  # fmt: skip

@@ -76,7 +76,8 @@ def keskar() -> tuple[Claim, ...]:
             measured=min(balls[:-1]), evidence=f"{seen}, e = {radius:g}; the largest is {max(balls[:-1]):.4f}.",
         ),
         ball(
-            text="the same where the gradient is not 0: ratio of the two", measured=balls[-1], ours=True,
+            text="phi ~ lambda_1 e^2 / (2 (1 + L)) in a ball, where the gradient is not 0: ratio of the two",
+            measured=balls[-1], ours=True,
             evidence=f"At random weights, e = {radius:g}: phi is of the order e |g|, far above e^2.",
         ),
         _claim(
@@ -124,7 +125,9 @@ def penalised() -> tuple[Claim, ...]:
     )
     return (
         _claim(
-            where="section 4", text="H -> H + g I: largest relative error of an eigenvalue", expected=0.0,
+            where="section 4",
+            text="L2 regularisation adds g to every eigenvalue, H -> H + g I: largest relative error of an "
+            "eigenvalue", expected=0.0,
             tolerance=ROUND_OFF, measured=deviation(shifted, plain + decay),
             evidence=f"A ReLU network with {len(plain)} weights, g = {decay:g}, lambda_1 = {float(plain[-1]):.3g}.",
         ),
@@ -166,16 +169,17 @@ def extreme_ritz_value() -> tuple[Claim, ...]:
     claim = partial(_claim, expected=0.0)
     return (
         claim(
-            where="equation 17", text="theta_m <= lambda_m + (lambda_1 - lambda_n) tan^2 / c^2: how often not",
+            where="equation 17", text="theta_m <= lambda_m + (lambda_1 - lambda_n) tan^2 / c^2: how often violated",
             measured=count["printed"], evidence=f"{told} It holds for every matrix, and says nothing.",
         ),
         claim(
-            where="equation 17", text="the same without its second term, theta_m <= lambda_m: how often not",
+            where="equation 17", text="theta_m <= lambda_m, without the second term: how often violated",
             measured=count["bare"], ours=True, evidence=f"{told} Ritz values interlace.",
         ),
         claim(
             where="equation 17, corrected", measured=count["mended"], evidence=told,
-            text="lambda_n <= theta_m <= lambda_n + (lambda_1 - lambda_n) tan^2 / c^2, of lambda_n: how often not",
+            text="lambda_n <= theta_m <= lambda_n + (lambda_1 - lambda_n) tan^2 / c^2, angle and gap of lambda_n: how "
+            "often violated",
         ),
     )  # fmt: skip
 
@@ -211,11 +215,13 @@ def quadrature() -> tuple[Claim, ...]:
             "error", measured=max(errors[: steps + 1]), evidence=rule,
         ),
         exact(
-            where="theorem 3", text="and up to 2 m - 1, as a Gauss rule does: largest relative error", ours=True,
+            where="theorem 3", text="nodes and weights from T_m match the moments v'H^k v, k up to 2 m - 1, as a Gauss "
+            "rule does: largest relative error", ours=True,
             measured=max(errors[:-1]), evidence=rule,
         ),
         exact(
-            where="equation 16", text="the same for k = 2 m: relative error", measured=errors[-1], ours=True,
+            where="equation 16", text="nodes and weights from T_m match the moment v'H^k v, k = 2 m: relative error",
+            measured=errors[-1], ours=True,
             evidence=f"{rule} There R[f] begins.",
         ),
         exact(

@@ -32,13 +32,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..intervals import StudentT
 from ..results import Estimate
 from .base import Claim
 from .cifar_spectra import sgd_recipe, train_arms
 from .cifar_spectra_claims import POINTS
 from .cifar_spectra_numbers import HELD_OUT, NAMES, RATIOS, Row, change_of, decay_arm, mean_of, of_set, short_of, told
 from .experiment import Progress, Rows, Setting
+from .over_seeds import welch
 from .recipe import trace_penalty
 
 NETWORK = "wideresnet"
@@ -119,12 +119,7 @@ def printed_gain() -> Estimate:
         >>> print(printed_gain())
         gain 0.27 +- 0.16
     """
-    squares = [spread**2 / NUM_PRINTED for _, spread in (WITH, WITHOUT)]
-    dof = sum(squares) ** 2 / sum(square**2 / (NUM_PRINTED - 1) for square in squares)
-    return Estimate(
-        name="gain", value=round(WITH[0] - WITHOUT[0], 2), stderr=math.sqrt(sum(squares)), rule=StudentT(dof),
-        convention="percentage points, table 7 of seed 002",
-    )  # fmt: skip
+    return welch(WITH, WITHOUT, NUM_PRINTED, name="gain", convention="percentage points, table 7 of seed 002")
 
 
 def _measured_claims(rows: Sequence[Row]) -> list[Claim]:
