@@ -154,10 +154,10 @@ def mark(tensors: list[Tensor]) -> str:
 
 
 @cache
-def code() -> dict[str, str]:
+def code(patterns: tuple[str, ...] = _CODE) -> dict[str, str]:
     """Versions, and the mark of the files that decide the numbers."""
     here, found = Path(__file__).parent, hashlib.blake2b(digest_size=8)
-    for path in sorted(path for pattern in _CODE for path in here.glob(pattern)):
+    for path in sorted(path for pattern in patterns for path in here.glob(pattern)):
         found.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes())
     return {"ritz": f"{__version__} {found.hexdigest()}", "torch": torch.__version__}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ritz.papers import pieces as pieces_of
 from ritz.papers.experiment import Setting
 from ritz.papers.pieces import Pieces
 from ritz.results import Estimate
@@ -21,7 +22,7 @@ def nothing_called():
 
 @pytest.fixture
 def setting(tmp_path):
-    return Setting(runs=tmp_path / "runs", commit="abc1234")
+    return Setting(runs=tmp_path / "runs")
 
 
 def measured(X, scale=1.0, progress=None):
@@ -59,9 +60,9 @@ def test_pieces_of_other_names_and_other_experiments_stand_apart(setting):
         lambda setting, work, X: (setting, partial(measured, scale=2.0), X),
         lambda setting, work, X: (setting, work, X + 1),
         lambda setting, work, X: (setting, work, X.float()),
-        lambda setting, work, X: (replace(setting, commit="fed4321"), work, X),
+        lambda setting, work, X: (replace(setting, device="meta"), work, X),
     ],
-    ids=["another setting", "other data", "another precision", "another commit"],
+    ids=["another setting", "other data", "another precision", "another device"],
 )
 def test_a_piece_is_made_anew_where_what_it_depends_on_has_changed(setting, change):
     X = torch.arange(4.0)
@@ -72,6 +73,13 @@ def test_a_piece_is_made_anew_where_what_it_depends_on_has_changed(setting, chan
     assert float(found["sum"].value) == CALLS[1] * float(X.sum())
     Pieces(setting, "toy").keep("seed 0", work, X)
     assert len(CALLS) == 2  # the new one has taken the place of the old one
+
+
+def test_a_piece_of_other_code_is_made_anew(setting, monkeypatch):
+    for mark in ("old", "old", "new"):
+        monkeypatch.setattr(pieces_of, "code", lambda patterns, mark=mark: {"ritz": mark})
+        Pieces(setting, "toy").keep("seed 0", measured, torch.ones(2))
+    assert len(CALLS) == 2
 
 
 def test_a_module_counts_by_what_it_consists_of_and_by_its_weights(setting):
@@ -131,6 +139,6 @@ def test_a_function_without_a_name_is_refused_before_any_work(setting):
 def test_a_damaged_piece_is_refused_by_the_name_of_its_file(setting):
     Pieces(setting, "toy").keep("seed 0", measured, torch.ones(2))
     file = setting.runs / "toy" / "seed 0.json"
-    file.write_text(file.read_text(encoding="utf8").replace('"abc1234"', '"abc1235"'), encoding="utf8")
+    file.write_text(file.read_text(encoding="utf8").replace('"cpu"', '"gpu"'), encoding="utf8")
     with pytest.raises(ValueError, match="seed 0"):
         Pieces(setting, "toy").keep("seed 0", measured, torch.ones(2))

@@ -375,8 +375,8 @@ def test_images_that_differ_anywhere_but_in_a_corner_are_other_data():
     images = torch.zeros(4096, 9)
     others = images.clone()
     others[:, 4] = 1.0
-    assert checkpoints.look(images) != checkpoints.look(others)
-    assert checkpoints.look(others) == checkpoints.look(others.clone())
+    assert checkpoints._look(images) != checkpoints._look(others)
+    assert checkpoints._look(others) == checkpoints._look(others.clone())
 
 
 def test_a_log_of_something_else_is_not_cut_off(tmp_path):

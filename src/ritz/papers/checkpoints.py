@@ -145,7 +145,7 @@ def _about(recipe: Recipe, data: Mapping[str, tuple[Tensor, Tensor]]) -> dict[st
         "format": FORMAT,
         "fingerprint": fingerprint(recipe),
         "recipe": describe(recipe),
-        "data": {name: [look(tensor) for tensor in pair] for name, pair in data.items()},
+        "data": {name: [_look(tensor) for tensor in pair] for name, pair in data.items()},
     }
 
 
@@ -167,7 +167,7 @@ def _refuse_other(there: Mapping[str, Any], own: Mapping[str, Any], path: Path) 
             raise ValueError(f"{path} is the folder of another run, {first}: name another folder, or remove this one")
 
 
-def look(tensor: Tensor) -> str:
+def _look(tensor: Tensor) -> str:
     """Shape, type and a mark of some entries: cheap, and enough to tell data from other data."""
     some = tensor.detach().reshape(-1)
     if len(some) > _LOOKS:  # drawn, since evenly spread ones may all be one corner of the images, and black

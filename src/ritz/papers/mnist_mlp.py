@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ..batches import isolated_rng
 from ..checkpoint import Checkpoint, Saved, State, Unsaved
 from ..estimators.spectrum import spectrum
+from ..fingerprints import mark
 from ..measures.gap import gap, on_test_data, on_training_data
 from ..measures.outputs import Outputs, sample_outputs
 from ..operators.base import full_precision
@@ -39,7 +40,6 @@ from ..plan import Plan
 from ..results import Estimate, affine, derived
 from ..risk import Params, Risk
 from ..space import random_permutation
-from .checkpoints import look
 from .data.images import Data, load_images
 from .pieces import Pieces
 from .recipe import describe
@@ -222,7 +222,7 @@ def _opened(
     """The state of this very training."""
     if checkpoint is None:
         return nullcontext(Unsaved())
-    images, labels = (look(part) for part in data)
+    images, labels = (mark([part]) for part in data)
     of = {"images": images, "labels": labels, "make": describe(make, "make")}
     return checkpoint.open({"call": "train_many", **of, "settings": settings})
 

@@ -7,23 +7,23 @@ measurements of one network, one seed of a study, many networks that are trained
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ..checkpoint import Checkpoint
+from ..fingerprints import code, mark
 from ..storage import load, save
-from .checkpoints import look
 from .experiment import Setting
 from .recipe import describe
 
 T = TypeVar("T")
+ALL = ("**/*.py",)  # files of the package
 
 
 class Pieces:
     """The pieces of one experiment, in the folder RUNS/ITEM; without a folder for runs nothing is kept.
 
     Args:
-        setting: Where runs are kept, on which device, and by which commit; None keeps nothing.
+        setting: Where runs are kept, and on which device they are; None keeps nothing.
         item: The name of the folder. Experiments that share pieces share the name.
 
     Example:
@@ -38,13 +38,13 @@ class Pieces:
 
     def __init__(self, setting: Setting | None = None, item: str = "") -> None:
         self.folder = None if setting is None or setting.runs is None else setting.runs / item
-        self._made_by = None if setting is None else [setting.commit, setting.device, str(torch.__version__)]
+        self._device = None if setting is None else setting.device
 
     def keep(self, name: str, work: Callable[..., T], *given: Any, **aside: Any) -> T:
         """`work(*given, **aside)`, or what it gave before.
 
         A piece is made anew if anything that it depends on has changed: the function or its settings, the data, the
-        device, torch, or the commit of the code.
+        device, torch, or the code of ritz.
 
         Args:
             name: Of the piece, as files are named.
@@ -60,7 +60,7 @@ class Pieces:
         if self.folder is None:
             return work(*given, **aside)
         path = self.folder / name
-        of = {"work": describe(work, "work"), "given": _looks(given), "made by": self._made_by}
+        of = {"work": describe(work, "work"), "given": _marks(given), "device": self._device, "code": code(ALL)}
         if path.with_name(f"{name}.json").exists():
             kept: Any = load(path)
             if isinstance(kept, dict) and kept.get("of") == of:
@@ -75,12 +75,12 @@ class Pieces:
         return None if self.folder is None else Checkpoint(self.folder / name)
 
 
-def _looks(tree: Any) -> Any:
-    """Shape, type and some entries of every tensor of a tree; of a module what it consists of and its state."""
+def _marks(tree: Any) -> Any:
+    """The mark of every tensor of a tree; of a module what it consists of and the marks of its state."""
     if isinstance(tree, Tensor):
-        return look(tree)
+        return mark([tree])
     if isinstance(tree, nn.Module):
-        return [str(tree), _looks(tree.state_dict())]
+        return [str(tree), _marks(tree.state_dict())]
     if isinstance(tree, Mapping):
-        return {key: _looks(part) for key, part in tree.items()}
-    return [_looks(part) for part in tree]
+        return {key: _marks(part) for key, part in tree.items()}
+    return [_marks(part) for part in tree]
