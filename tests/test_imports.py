@@ -84,8 +84,8 @@ ALLOWED = {
     "batches sharded weight_norms normalisations modes risk operators krylov estimators rmt",
     "models": "errors batches",
     "papers": f"{RESULTS} checkpoint fingerprints pickled provenance nonfinite reading schema files locks tables "
-    "loggers models modes reducers switches space workers plan losses batches risk operators krylov estimators rmt measures "
-    "landscape optim",
+    "loggers models modes reducers switches space workers plan losses batches risk operators krylov estimators rmt "
+    "measures landscape optim",
     "report": f"{RESULTS} files reading schema tables loggers runs rmt estimators measures landscape papers",
     "integrations": f"{RESULTS} tables loggers comm space plan losses batches risk operators estimators measures "
     "doctor optim report",
