@@ -226,11 +226,11 @@ def test_bad_input_is_refused():
         solve(op, torch.ones(4, dtype=f64), tol=2.0)
     with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
         solve(op, torch.ones(4, dtype=f64), max_steps=0)
-    with pytest.raises(ValueError, match="the preconditioner has dim=3, the matrix dim=4"):
+    with pytest.raises(ValueError, match="the preconditioner has dim=3, but the matrix has dim=4"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=DenseOperator(torch.eye(3, dtype=f64)))
-    with pytest.raises(TypeError, match="the preconditioner returned no tensor but a ndarray"):
+    with pytest.raises(TypeError, match="the preconditioner must return a tensor, got a ndarray"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=lambda V: V.numpy())
-    with pytest.raises(ValueError, match="the preconditioner returned"):
+    with pytest.raises(ValueError, match="the preconditioner must return columns"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=lambda R: R.sum())
     with pytest.raises(ValueError, match="the preconditioner is not positive definite"):
         solve(op, torch.ones(4, dtype=f64), preconditioner=-op)
