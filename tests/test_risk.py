@@ -581,7 +581,7 @@ def test_steps_before_samples_in_the_outputs_of_a_callable_loss_are_named(mode):
     data, keywords = (X, y, *lengths), {"target": lambda batch: batch, "mode": mode, "batch_size": 3}
     steps_first = ritz.Risk(network(Speech), ctc, data, forward=lambda model, batch: model(batch[0]), **keywords)
     with pytest.raises(
-        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples: samples seem to come second.*put samples first"
+        ValueError, match=r"outputs \(5, 3, 4\) for 3 samples seem to have.*in the second.*put samples first"
     ):
         steps_first.loss()
     samples_first = ritz.Risk(
