@@ -271,7 +271,7 @@ class Batches:
     def _own_pool(self) -> Batch | None:
         """All samples of this rank as one batch, which may be empty."""
         self.prepare()
-        if self._kept is None or not all(_all_batched(batch) for batch in self._kept):
+        if self._kept is None or not all(is_batched(x, b.size) for b in self._kept for x in tensors_of(b.data)):
             return None
         if not self._kept:
             return Batch(None, 0, self._offset()[1], 0)
@@ -281,10 +281,6 @@ class Batches:
             return None
         start = self._kept[0].start
         return Batch(data, 0, start, self._kept[-1].start + self._kept[-1].size - start)
-
-
-def _all_batched(batch: Batch) -> bool:
-    return all(is_batched(x, batch.size) for x in tensors_of(batch.data))
 
 
 def _room(device: torch.device) -> float:

@@ -159,7 +159,10 @@ class Collector:
                 if self.surely:
                     _refuse_mixed(calls, size)
             elif unit.kind == "diagonal":
-                calls = [call.samples_first(size, self.surely and _is_of_rows(call)) for call in calls]
+                # rows of a LayerNorm may not be samples, even if there are as many rows as samples
+                calls = [
+                    call.samples_first(size, self.surely and isinstance(call.module, nn.LayerNorm)) for call in calls
+                ]
             if calls:
                 yield unit, calls
 
@@ -234,11 +237,6 @@ def _num_places(call: Capture) -> int:
     """Number of positions of all samples together."""
     places = call.grad.shape[1:-1] if isinstance(call.module, nn.Linear) else call.grad[:, :, 0].shape[1:]
     return places.numel()
-
-
-def _is_of_rows(call: Capture) -> bool:
-    """Whether the rows of a normalisation may not be samples, even if there are as many rows as samples."""
-    return isinstance(call.module, nn.LayerNorm)
 
 
 def _refuse_mixed(calls: Sequence[Capture], size: int) -> None:

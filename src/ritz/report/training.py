@@ -60,7 +60,7 @@ def section(log: Memory) -> Section:
         ['Loss', 'Learning rate and damping', 'mine']
     """
     left = [name for name in log.names if not any(fnmatchcase(name, pattern) for pattern in _NOT_DRAWN)]
-    left = [name for name in left if not _is_error(name, left)]
+    left = [name for name in left if _owner(name) not in left]
     charts = []
     for panel in (*PANELS, *_others(left)):
         names = [name for name in left if any(fnmatchcase(name, pattern) for pattern in panel.patterns)]
@@ -90,13 +90,8 @@ def _literal(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _is_error(name: str, names: Sequence[str]) -> bool:
-    """Whether a scalar is the error of another one."""
-    owner = _owner(name)
-    return owner is not None and owner in names
-
-
 def _owner(name: str) -> str | None:
+    """The scalar of which this one is the error; None if it is not an error."""
     if name == "curvature/residual":
         return "curvature/largest"
     parts = name.split("/")

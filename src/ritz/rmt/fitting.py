@@ -121,7 +121,7 @@ def fit(
     measured = Measured.of(source, weights)
     _check_spread(measured)
     unit = Semicircle(1.0) if ratio is None else MarchenkoPastur(ratio)
-    variance = _by_moments(measured, unit) if by == "moments" else _by_median(measured, unit)
+    variance = measured.moment(2 if ratio is None else 1) if by == "moments" else _by_median(measured, unit)
     if not float(variance.value) > 0:
         raise ValueError(
             f"the scale of a {law} law must be positive, this spectrum gives {float(variance.value):.3g}"
@@ -166,11 +166,6 @@ def _check_spread(measured: Measured) -> None:
             f"the kurtosis needs at least 3 Lanczos steps, this spectrum has {measured.spectrum.num_steps}: "
             "give ritz.spectrum a larger num_steps"
         )
-
-
-def _by_moments(measured: Measured, unit: Law) -> Estimate:
-    """Tr X^2 / P, or Tr S / P."""
-    return measured.moment(2 if isinstance(unit, Semicircle) else 1)
 
 
 def _by_median(measured: Measured, unit: Law) -> Estimate:
