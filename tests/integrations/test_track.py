@@ -464,7 +464,7 @@ def test_bad_arguments_are_refused(keywords, message):
 def test_what_is_no_risk_or_no_logger_is_refused():
     with pytest.raises(TypeError, match=r"risk must be a ritz\.Risk, got Linear"):
         track(nn.Linear(1, 1))
-    with pytest.raises(TypeError, match="a logger has log"):
+    with pytest.raises(TypeError, match="a logger must have a method log"):
         track(risk_of(*problem()), logger=3)
 
 
