@@ -136,8 +136,8 @@ class Saved:
         common = set(own).intersection(*all_)
         if not common and any(max(numbers, default=0) for numbers in all_):  # 0 holds nothing
             raise UnfitStateError(
-                f"the states in {self.folder.parent} are not of one run: some ranks have no state, or that of another "
-                "run; remove the folder to begin anew"
+                f"the states in {self.folder.parent} are not of one run: some ranks have no state, or the state of "
+                "another run; remove the folder to begin anew"
             )
         return max(common, default=None)
 
