@@ -56,7 +56,7 @@ class Dictionary(nn.Linear):
         (lambda: ritz.Risk(model(), CE, (X, Y), mode="Train"), ValueError, "'eval' or 'train', got 'Train'"),
         (lambda: ritz.Risk(model(), nn.MSELoss(reduction="sum"), (X, Y)), ValueError, "reduction='sum'"),
         (lambda: ritz.Risk(model(), CE, (X[:0], Y[:0])), ValueError, "the data is empty"),
-        (lambda: ritz.Risk(model(), CE, (X, Y[:3])), ValueError, r"differ in length: \(20, 4\), \(3,\)"),
+        (lambda: ritz.Risk(model(), CE, (X, Y[:3])), ValueError, r"must have one length, got shapes \(20, 4\), \(3,\)"),
         (lambda: ritz.Risk(model(), CE, (X, Y), batch_size=-1), ValueError, "batch_size must be at least 1, got -1"),
         (lambda: ritz.Plan(chunk=0), ValueError, "chunk must be at least 1, got 0"),
         (lambda: ritz.Plan(micro_batch=0), ValueError, "micro_batch must be at least 1 or None, got 0"),

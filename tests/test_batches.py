@@ -314,8 +314,8 @@ def test_seeding_does_not_reach_other_devices():
     [
         (None, ValueError, "data is missing"),
         (X, ValueError, r"a single tensor; give a tuple \(X, y\)"),
-        ((X, Y[:5]), ValueError, r"differ in length: \(11, 4\), \(5,\)"),
-        ((X[:0], Y[:0]), ValueError, "the data is empty: tensors of length 0"),
+        ((X, Y[:5]), ValueError, r"must have one length, got shapes \(11, 4\), \(5,\)"),
+        ((X[:0], Y[:0]), ValueError, "the data is empty: its tensors have length 0"),
         ([], ValueError, "the data is empty: there is no batch"),
         ([(X[:0], Y[:0])], ValueError, "the data is empty"),
         (((X, Y) for _ in range(2)), ValueError, r"only once .*pass list\(data\)"),
@@ -324,7 +324,7 @@ def test_seeding_does_not_reach_other_devices():
         (5, TypeError, "got int"),
         ((X.numpy(), Y.numpy()), TypeError, r"NumPy arrays; give tensors"),
         ({"x": X, "y": Y}, TypeError, r"data is one dict; give a list of batches: \[data\]"),
-        ([("text", 3)], ValueError, r"no tensor in it.*a tuple of str, int\..*torch\.as_tensor"),
+        ([("text", 3)], ValueError, r"no tensor in a batch.*a tuple of str, int\..*torch\.as_tensor"),
     ],
 )
 def test_bad_data_is_refused_and_says_what_is_wanted(data, error, message):
@@ -406,7 +406,7 @@ def test_batches_that_do_not_stack_are_sampled_whole():
         (5,),
         (6,),
     }
-    with pytest.raises(ValueError, match=r"cannot be re-batched and has 4 batches of 2.*that of the loader"):
+    with pytest.raises(ValueError, match=r"cannot be re-batched, and has 4 batches of 2.*that of the loader"):
         walk([*ragged, *ragged[-1:] * 3]).sample(5, 2, seed=0)
 
 

@@ -201,7 +201,7 @@ def test_a_logger_stays_itself():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, r"a logger has log\(scalars, step\), or is a function of these two, or a list of such; got NoneType"),
+        (None, r"a logger must have a method log\(scalars, step\), .* or a list of loggers, got NoneType"),
         ("log.jsonl", "got str"),
         (Writer(), "got Writer"),
         (Memory, "got the class Memory, not one of its kind"),

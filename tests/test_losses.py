@@ -175,7 +175,7 @@ def test_classes_may_be_the_last_dimension():
 
 def test_a_layout_that_fits_twice_must_be_said():
     out, y = normal(2, 3, 3), labels(2, 3, classes=3)
-    with pytest.raises(ValueError, match="dimension 1 or in the last; say which"):
+    with pytest.raises(ValueError, match="dimension 1 and in the last; choose one"):
         CrossEntropy().total(out, (None, y))
     first, last = CrossEntropy(class_dim=1), CrossEntropy(class_dim=-1)
     torch.testing.assert_close(first.total(out, (None, y)) / 6, F.cross_entropy(out, y))
@@ -205,25 +205,25 @@ def test_ignored_items_have_no_weight_and_no_curvature():
             CrossEntropy(),
             normal(3, 4),
             labels(3, 1),
-            r"targets \(3, 1\) do not fit outputs \(3, 4\); labels are wanted as \(3,\)",
+            r"targets \(3, 1\) do not fit outputs \(3, 4\); labels must have shape \(3,\)",
         ),
-        (CrossEntropy(), normal(3, 4, 2), labels(3, 5), r"labels are wanted as \(3, 2\) or \(3, 4\)"),
+        (CrossEntropy(), normal(3, 4, 2), labels(3, 5), r"labels must have shape \(3, 2\) or \(3, 4\)"),
         (CrossEntropy(), normal(3, 4), labels(3, 4), r"one-hot, make them soft targets, y\.float\(\)"),
         (CrossEntropy(), normal(3, 4), labels(3).double(), r"if they are labels, make them integers, y\.long\(\)"),
         (CrossEntropy(), normal(3), labels(3), r"needs outputs \(batch, classes, ...\), got \(3,\); give batches"),
         (CrossEntropy(), normal(3, 4), SOFT, r"soft targets \(5, 4\) must have the shape of the outputs \(3, 4\)"),
-        (CrossEntropy(WEIGHTS[:3]), normal(3, 4), labels(3), r"class weights \(3,\) do not fit the 4 classes"),
+        (CrossEntropy(WEIGHTS[:3]), normal(3, 4), labels(3), r"class weights must have shape \(4,\).*got \(3,\)"),
         (CrossEntropy(class_dim=2), normal(2, 3, 5), labels(2, 5), r"targets \(2, 5\) do not fit"),
         (SquaredError(), normal(3, 1), normal(3), r"targets \(3,\) must have the shape of the outputs \(3, 1\)"),
         (BinaryCrossEntropy(), normal(3), normal(3, 1), r"targets \(3, 1\) must have the shape of the outputs \(3,\)"),
-        (BinaryCrossEntropy(torch.ones(5, 1)), normal(5, 3), COIN, r"one for each sample of a batch"),
+        (BinaryCrossEntropy(torch.ones(5, 1)), normal(5, 3), COIN, r"differ between the samples of a batch"),
         (
             CallableLoss(lambda o, y: (o - y) ** 2),
             normal(3, 1),
             normal(3, 1),
-            r"one number.*it returned shape \(3, 1\)",
+            r"one number.*got shape \(3, 1\)",
         ),
-        (CallableLoss(lambda o, y: 1.0), normal(3, 1), normal(3, 1), "it returned float"),
+        (CallableLoss(lambda o, y: 1.0), normal(3, 1), normal(3, 1), "got float"),
     ],
 )
 def test_what_does_not_fit_is_refused(loss, out, y, message):
@@ -276,7 +276,7 @@ def test_a_loss_of_ritz_is_taken_as_it_is_or_with_the_target_that_is_said():
     [
         (nn.CrossEntropyLoss, TypeError, r"the class CrossEntropyLoss; give an instance"),
         (CrossEntropy, TypeError, r"the class CrossEntropy; give an instance"),
-        (nn.NLLLoss(weight=WEIGHTS), ValueError, "class weights is not known"),
+        (nn.NLLLoss(weight=WEIGHTS), ValueError, "class weights is not supported"),
         ("mse", TypeError, "a callable.*got 'mse'"),
     ],
 )
@@ -293,7 +293,7 @@ def test_the_ggn_of_a_loss_that_is_linear_in_its_input_is_refused(function):
 
 
 def test_ignored_targets_of_a_loss_that_is_not_known_are_refused():
-    with pytest.raises(ValueError, match=r"only weighted right by nn\.CrossEntropyLoss"):
+    with pytest.raises(ValueError, match=r"weighted right only by nn\.CrossEntropyLoss"):
         as_loss(nn.NLLLoss()).total(normal(5, 4), (None, SOME))
 
 

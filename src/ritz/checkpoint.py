@@ -136,8 +136,8 @@ class Saved:
         common = set(own).intersection(*all_)
         if not common and any(max(numbers, default=0) for numbers in all_):  # 0 holds nothing
             raise UnfitStateError(
-                f"the states in {self.folder.parent} are not of one run: some ranks have no state, or that of another "
-                "run; remove the folder to begin anew"
+                f"the states in {self.folder.parent} are not of one run: some ranks have no state, or the state of "
+                "another run; remove the folder to begin anew"
             )
         return max(common, default=None)
 
@@ -161,7 +161,7 @@ class Saved:
             OSError: If the state cannot be written; the one before is as it was.
         """
         if wish := self.offer(make):
-            raise StoppedError(f"{wish}; the state is in {self.folder}, and the same call goes on from there")
+            raise StoppedError(f"{wish}; the state is in {self.folder}, and the same call resumes from there")
 
     def wish(self) -> str:
         """Why the run is to stop, or ""; ranks that can be stopped are stopped together."""
@@ -330,7 +330,7 @@ def _refuse_foreign(folder: Path) -> None:
         other = sorted(p.name for p in folder.iterdir() if p.name != LOCK and not p.name.endswith(PART))
         if other:
             raise UnfitStateError(
-                f"{folder} holds {other[0]} and no state of a run; name another folder for the checkpoint"
+                f"{folder} contains {other[0]} but no state of a run; name another folder for the checkpoint"
             )
 
 

@@ -198,8 +198,8 @@ def choose(subject: Operator | Risk, saved: list[dict[str, Any]], folder: Path) 
         route = getattr(each, "route", "auto")
         if "route" in own and "auto" not in (route, own["route"]) and route != own["route"]:
             raise ValueError(
-                f"the state in {folder} is of another run: its products are by the {own['route']} route, this call "
-                f"asks for {route!r}; use route='auto', which continues with the former, or name another folder"
+                f"the state in {folder} is of another run: its products use the {own['route']} route, but this call "
+                f"asks for {route!r}; use route='auto', which keeps the route of the state, or name another folder"
             )
         for name in _CHOSEN:
             if name in own and own[name] != "auto":

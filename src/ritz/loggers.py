@@ -194,7 +194,10 @@ def as_logger(logger: LoggerLike) -> Logger:
     if isinstance(logger, list | tuple):
         return Fanout(*logger)
     made = f"the class {logger.__name__}, not one of its kind" if isinstance(logger, type) else type(logger).__name__
-    raise TypeError(f"a logger has log(scalars, step), or is a function of these two, or a list of such; got {made}")
+    raise TypeError(
+        f"a logger must have a method log(scalars, step), or be a function of these two, or a list of loggers, got "
+        f"{made}"
+    )
 
 
 def read(path: str | os.PathLike[str]) -> Memory:

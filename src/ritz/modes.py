@@ -69,7 +69,9 @@ def chosen(model: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
                 "torch.view_as_complex in the forward pass, or leave it out with params="
             )
     if not names:
-        raise ValueError(f"every parameter that matches {patterns!r} is frozen (requires_grad=False)")
+        raise ValueError(
+            f"every parameter that matches {patterns!r} is frozen (requires_grad=False); choose others with params="
+        )
     return tuple(names)
 
 

@@ -44,8 +44,8 @@ def read_pickled(path: str | os.PathLike[str]) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} is damaged, or holds more than tensors and is not loaded, since that would run code in it; save "
-            "model.state_dict() alone, best as .safetensors"
+            f"{path} is damaged, or contains more than tensors and is not loaded, since loading would run code in it; "
+            "save only model.state_dict(), preferably as .safetensors"
         ) from error
     except Exception as error:  # a damaged file raises nearly anything
         damaged(path, error)

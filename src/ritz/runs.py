@@ -279,7 +279,9 @@ def check_folder(folder: str | os.PathLike[str]) -> Run | None:
                 _locked(path).close()
             return there
         if other := sorted(entry.name for entry in path.iterdir() if not _unborn(entry)):
-            raise ValueError(f"{path} holds {other[0]} and no run; name another folder with --out, nothing was written")
+            raise ValueError(
+                f"{path} contains {other[0]} but no run; name another folder with --out, nothing was written"
+            )
     here = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not here.is_dir():
         raise NotADirectoryError(f"{path} cannot be made: {here} is a file; name another folder with --out")

@@ -101,7 +101,7 @@ class ShardedModel:
         if any(p.requires_grad or is_functorch_wrapped_tensor(p) for p in weights.values()):
             raise UnsupportedError(
                 "the outputs of a model sharded by FSDP2 are not a function of weights that torch can differentiate; "
-                "its gradient is available, and products with ritz.Hessian, GGN and the Fishers"
+                "use its gradient, or products with ritz.Hessian, GGN and the Fishers"
             )
         return self.at(weights)
 

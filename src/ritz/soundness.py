@@ -132,8 +132,8 @@ class _Look:
         for name, copy in copies.items():
             if not torch.equal(copy, state[name]):
                 raise UnsupportedError(
-                    f"the forward pass writes to {name}, and a measurement leaves weights as they are; constrain them "
-                    "after the steps of the optimiser, or by torch.nn.utils.parametrize"
+                    f"the forward pass writes to {name}, but a measurement must not change weights; constrain them "
+                    "after the steps of the optimiser, or with torch.nn.utils.parametrize"
                 )
         self._refuse_other_paths(copies, batch)
         if watch.attends and not self.notes:
@@ -157,15 +157,15 @@ class _Look:
         else:
             if not out.requires_grad:
                 raise UnsupportedError(
-                    "the outputs have no derivatives by any parameter, so that every curvature would be 0: look in the "
-                    "forward pass for torch.no_grad, inference_mode, .detach(), .data, argmax or NumPy"
+                    "the outputs have no derivative with respect to any parameter, so every curvature would be 0; look "
+                    "in the forward pass for torch.no_grad, inference_mode, .detach(), .data, argmax or NumPy"
                 )
         with torch.enable_grad():
             total = self.risk.output_loss.total(out.detach(), batch.data)
         if total.requires_grad:
             raise UnsupportedError(
-                "the loss uses weights besides the outputs (a penalty, for example), which products would miss; give "
-                "batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
+                "the loss uses weights besides the outputs (a penalty, for example), and products would miss this "
+                "part; give batch_loss=lambda model, batch: (sum, weight), with the penalty computed from that model"
             )
 
     def _check_repeats(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
@@ -173,8 +173,8 @@ class _Look:
         if abs(float(again - total)) > self._slack(1.0, weight, float(total)):
             raise UnsupportedError(
                 f"the same batch gave loss {float(total):.8g}, then {float(again):.8g}: the forward pass is random; "
-                "dropout modules are switched off, so look for noise or functional dropout with training=True; "
-                "dropout=True keeps what is drawn, the same for a batch in all products"
+                "dropout modules are switched off, so look for noise or functional dropout with training=True; with "
+                "dropout=True, a batch has the same random numbers in all products"
             )
 
     def _check_halves(self, params: "Params", batch: Batch, total: Tensor, weight: Tensor) -> None:
@@ -196,9 +196,9 @@ class _Look:
             return
         if all(float(w) == float(weight) for _, w in halves):
             raise ValueError(
-                f"half of a batch weighs as much as all of its {batch.size} samples, {float(weight):g}: the outputs "
-                "seem not to have the samples first, and their length is the weight; put samples first in "
-                "forward=lambda model, batch: ..., and transpose the outputs inside the loss"
+                f"half of a batch has the same weight as all of its {batch.size} samples, {float(weight):g}: the first "
+                "dimension of the outputs, whose length is the weight, seems not to be the samples; put samples first "
+                "in forward=lambda model, batch: ..., and transpose the outputs inside the loss"
             )
         means = [t / float(w) if w else 0.0 for t, (_, w) in zip(totals, halves, strict=True)]
         if abs(sum(means) - float(total / weight)) <= 1e-3 * abs(float(total / weight)):

@@ -1,7 +1,7 @@
-"""Why a run ends: reasons of its numbers with their remedies, and a wish to stop, heard between products.
+"""Why a run ends: numerical reasons with their remedies, and requests to stop, which runs check between products.
 
-What ends a run before it has what was asked for is a reason, the first words of the `stop` of its result; what there is
-by then is returned. The wish comes by Ctrl-C, by `kill`, or from a program that has had enough.
+A run that ends early returns the results so far, and their `stop` begins with the reason. A request to stop comes from
+Ctrl-C, from `kill`, or from a program (`ask`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAX_PRODUCTS = "max_products"
 MAX_STEPS = "max_steps"
 NOISE_FLOOR = "noise floor"  # the recurrence has converged, and the true residual has not
-STAGNATION = "stagnation"  # the recurrence has parted from the true residual, which falls no more
+STAGNATION = "stagnation"  # the recurrence has departed from the true residual, which has stopped falling
 NEGATIVE_CURVATURE = "negative curvature"
 INDEFINITE = "indefinite"
 LOST_ORTHOGONALITY = "loss of orthogonality"
@@ -27,24 +27,24 @@ UNDERFLOW = "underflow"
 _REMEDIES = {
     MAX_PRODUCTS: "raise max_products (spent: {spent}) or tol",
     MAX_STEPS: "raise max_steps (taken: {taken}), add damping or give a preconditioner",
-    NOISE_FLOOR: "the products themselves are no better: raise tol, or use a float64 risk",
-    STAGNATION: "residuals fall no more, at the noise of the products: use dtype=torch.float64, or raise tol; more "
-    "steps do not help",
+    NOISE_FLOOR: "the products are not precise enough for this tol: raise tol, or use dtype=torch.float64",
+    STAGNATION: "residuals have stopped falling at the noise of the products: use dtype=torch.float64, or raise tol; "
+    "more steps do not help",
     NEGATIVE_CURVATURE: "the matrix is not positive definite: add damping, solve(A + damping, b)",
-    INDEFINITE: "the matrix was to be positive and has a negative eigenvalue: add a shift, A + shift, or look at how "
-    "it is made; intervals are those of any symmetric matrix",
-    LOST_ORTHOGONALITY: "the rows of the basis are not orthonormal to half of the digits any more: use "
+    INDEFINITE: "the matrix should be positive but has a negative eigenvalue: add a shift, A + shift, or check how it "
+    "is made; intervals are those of a general symmetric matrix",
+    LOST_ORTHOGONALITY: "the rows of the basis are orthonormal to fewer than half of the digits: use "
     "dtype=torch.float64 and, on a GPU, torch.set_float32_matmul_precision('highest')",
     UNDERFLOW: "the matrix is so small that squares of its products underflow: use dtype=torch.float64, or multiply "
     "it, 2.0**60 * A",
 }
 
-_wish = ""  # why to stop; "" to go on
+_wish = ""  # why to stop; "" to continue
 _listeners = 0  # nested `stoppable`
 
 
 def remedy(stop: str, **known: object) -> str:
-    """What to do about a reason, which a `stop` begins with; "" where there is nothing to do.
+    """What to do about the reason with which a `stop` begins; "" if there is nothing to do.
 
     Example:
         >>> remedy(MAX_PRODUCTS, spent=100), remedy("converged")
@@ -54,7 +54,7 @@ def remedy(stop: str, **known: object) -> str:
 
 
 def asked() -> str:
-    """Why the runs of this process are to stop, as "stopped by SIGTERM"; "" where they are not.
+    """Why the runs of this process should stop, for example "stopped by SIGTERM"; "" if they should not.
 
     Example:
         >>> asked()
@@ -69,17 +69,17 @@ def listening() -> bool:
 
 
 def check() -> None:
-    """Raise if the runs of this process are to stop.
+    """Raise an error if the runs of this process should stop.
 
     Raises:
-        StoppedError: If they are.
+        StoppedError: If they should.
     """
     if _wish:
         raise StoppedError(_wish)
 
 
 def ask(why: str) -> None:
-    """Let the runs inside `stoppable` stop, as a signal does.
+    """Request that the runs inside `stoppable` stop, as a signal does.
 
     Example:
         >>> with stoppable():

@@ -112,7 +112,7 @@ def test_a_page_that_is_not_ours_is_refused_before_training(tmp_path, capsys):
     (tmp_path / "report.html").write_text("<p>precious</p>")
     assert main(["demo", "--out", str(tmp_path)]) == 2
     captured = capsys.readouterr()
-    assert "holds report.html and no run; name another folder with --out, nothing was written" in captured.err
+    assert "contains report.html but no run; name another folder with --out, nothing was written" in captured.err
     assert "training" not in captured.out
     assert [path.read_text() for path in tmp_path.iterdir()] == ["<p>precious</p>"]
 

@@ -117,7 +117,7 @@ def test_weights_that_are_not_finite_are_found():
 def test_a_gradient_of_no_function_is_not_symmetric():
     found = examine(risk_of(mlp(Broken())))
     assert found["symmetric"].status == "failed"
-    assert "is that of no function" in found["symmetric"].remedy
+    assert "is not of any function" in found["symmetric"].remedy
     assert not found.healthy
 
 

@@ -291,7 +291,7 @@ class Evil:
 def test_no_code_in_a_file_of_weights_is_run(study, capsys):
     torch.save({"model": Evil()}, "evil.pt")
     assert main(["measure", "study.py:make_risk", "--weights", "evil.pt"]) == 2
-    assert "holds more than tensors and is not loaded" in capsys.readouterr().err
+    assert "contains more than tensors and is not loaded" in capsys.readouterr().err
     assert not (study / "pwned").exists()
 
 

@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_before_it_had_a_header_is_begun_anew(tmp_path):
     assert Run.open(tmp_path / "run").state == "done"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "events.jsonl").write_text("somebody's log")
-    with pytest.raises(ValueError, match=r"holds events\.jsonl and no run"):
+    with pytest.raises(ValueError, match=r"contains events\.jsonl but no run"):
         begin(tmp_path / "other", seed=0)
 
 
@@ -140,7 +140,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(study, cap
     assert main(WORDS) == 2
     error = capsys.readouterr().err
     assert error == (
-        "ritz measure: run holds thesis.tex and no run; name another folder with --out, nothing was written\n"
+        "ritz measure: run contains thesis.tex but no run; name another folder with --out, nothing was written\n"
     )
     assert [path.name for path in (study / "run").iterdir()] == ["thesis.tex"]
 

@@ -216,7 +216,7 @@ def test_groups_are_layers_parameters_or_globs(wide):
         (lambda G: block_spectra(G, "layers"), ValueError, "groups must be 'layer', 'parameter' or a dictionary"),
         (lambda G: block_spectra(G, {"a": "nope.*"}), ValueError, "no parameter matches 'nope"),
         (lambda G: block_spectra(G, {"a": "0.*", "b": "*.bias"}), ValueError, r"0\.bias is in two groups"),
-        (lambda G: block_spectra(G, {}), ValueError, "no parameter is in a group"),
+        (lambda G: block_spectra(G, {}), ValueError, "the groups contain no parameter"),
         (lambda G: block_spectra(G, num_steps=0), ValueError, "at least 1, got 0 and 4"),
         (lambda G: block_spectra(G, reorthogonalize="locked"), ValueError, "'full' or 'none', got 'locked'"),
         (lambda G: block_spectra(G.risk), TypeError, "expected an operator such as"),

@@ -170,7 +170,7 @@ def test_a_width_that_is_not_positive_is_refused(width):
 
 
 def test_a_width_finer_than_the_steps_resolve_is_said():
-    with pytest.warns(NumericalWarning, match="finer than 10 steps resolve"):
+    with pytest.warns(NumericalWarning, match="finer than 10 steps can resolve"):
         ritz.spectrum(operator("flat"), 10, 2).density(width=1e-3)
 
 

@@ -249,7 +249,7 @@ def test_another_plan_is_another_run_and_another_route_is_refused(tmp_path):
     risk = jobs.make_risk()
     with pytest.raises(Killed):
         run(tmp_path, at=20, operator=ritz.Hessian(risk, route="reverse"))
-    with pytest.raises(ValueError, match="its products are by the reverse route, this call asks for 'forward'"):
+    with pytest.raises(ValueError, match="its products use the reverse route, but this call asks for 'forward'"):
         run(tmp_path, operator=ritz.Hessian(risk, route="forward"))
     smaller = jobs.make_risk()
     smaller.plan = ritz.Plan(chunk=2)
@@ -259,7 +259,7 @@ def test_another_plan_is_another_run_and_another_route_is_refused(tmp_path):
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match=r"holds thesis\.tex and no state of a run"):
+    with pytest.raises(ValueError, match=r"contains thesis\.tex but no state of a run"):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(NotADirectoryError, match="is a file; name a folder"):

@@ -272,7 +272,7 @@ def test_what_no_budget_allows_is_said_when_training_ends(monkeypatch):
     for _ in range(6):
         time.now += 1.0
         tracker.step()
-    with pytest.warns(NumericalWarning, match="nothing was looked at: 3 looks were due and left out: with about 100 s"):
+    with pytest.warns(NumericalWarning, match="there was no look: 3 looks were due and left out: with about 100 s"):
         tracker.stop()
     assert (tracker.record.rows, tracker.spent) == ([], 0.0)
 
@@ -380,7 +380,7 @@ def test_a_network_that_has_diverged_is_said_once_and_training_goes_on():
         with pytest.raises(NonFiniteError, match=r"0\.weight is not finite"):
             tracker.look()
     assert list(tracker.failures) == [1, 2]
-    assert "step 2 could not be looked at" in str(tracker.table().notes)
+    assert "the look at step 2 failed" in str(tracker.table().notes)
 
 
 def test_a_network_that_has_no_such_measure_says_why():
@@ -450,8 +450,8 @@ def test_a_wish_to_stop_passes_through_the_logger(monkeypatch):
     [
         ({"every": 0}, "every must be at least 1 step, got 0"),
         ({"every": 0.5}, "every must be at least 1 step, got 0.5"),
-        ({"budget": 0.0}, "budget is a share of the time, above 0 and at most 1; got 0.0"),
-        ({"budget": 5}, "budget is a share of the time, above 0 and at most 1; got 5"),
+        ({"budget": 0.0}, "budget, a share of the time, must be above 0 and at most 1, got 0.0"),
+        ({"budget": 5}, "budget, a share of the time, must be above 0 and at most 1, got 5"),
         ({"measures": ["lamda_max"]}, "no measure is named 'lamda_max'; did you mean lambda_max"),
         ({"num_probes": 0}, "num_probes must be at least 1, got 0"),
     ],
@@ -464,7 +464,7 @@ def test_bad_arguments_are_refused(keywords, message):
 def test_what_is_no_risk_or_no_logger_is_refused():
     with pytest.raises(TypeError, match=r"risk must be a ritz\.Risk, got Linear"):
         track(nn.Linear(1, 1))
-    with pytest.raises(TypeError, match="a logger has log"):
+    with pytest.raises(TypeError, match="a logger must have a method log"):
         track(risk_of(*problem()), logger=3)
 
 
@@ -521,5 +521,5 @@ def test_the_state_is_plain_and_one_of_another_format_is_refused():
     tracker = Tracker(risk_of(*problem()), measures=["trace"])
     tracker.look()
     json.dumps(tracker.state_dict(), allow_nan=False)
-    with pytest.raises(ValueError, match="the state of a tracker has format 1, this one has 2"):
+    with pytest.raises(ValueError, match="the state of a tracker must have format 1, got 2"):
         tracker.load_state_dict({"format": 2})

@@ -102,7 +102,7 @@ def test_a_batch_without_labels_is_its_own_and_padding_does_not_count():
     masked = causal_lm(model, [{"input_ids": tokens, "attention_mask": mask}])
     assert masked.loss() == causal_lm(model, [given]).loss()
     assert next_tokens({"input_ids": tokens}).tolist() == tokens[:, 1:].tolist()
-    with pytest.raises(ValueError, match="a batch of a language model has labels or input_ids; this one has pixels"):
+    with pytest.raises(ValueError, match="a batch of a language model must have labels or input_ids, got pixels"):
         next_tokens({"pixels": tokens})
 
 

@@ -131,7 +131,9 @@ def test_the_noise_of_a_product_is_measured_and_stops_the_run():
         return A @ V + 1e-5 * 5 * error / error.norm(dim=0)
 
     op = FunctionOperator(noisy, 300, f64)
-    with pytest.warns(NumericalWarning, match="2 of 2 eigenpairs .* products themselves are no better: raise tol"):
+    with pytest.warns(
+        NumericalWarning, match="2 of 2 eigenpairs .* products are not precise enough for this tol: raise tol"
+    ):
         pairs = top_eigenpairs(op, 2, tol=1e-9)
     assert pairs.stop == "noise floor"
     assert 0.3e-5 < pairs.noise < 5e-5

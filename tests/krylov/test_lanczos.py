@@ -352,7 +352,7 @@ def test_bad_input_is_refused():
         start(torch.ones(1, 4), locked=torch.eye(4)[:1], reorthogonalize="none")
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         lanczos(op, torch.ones(1, 4), 0)
-    with pytest.raises(ValueError, match="the operator has dim=4, the rows have 5"):
+    with pytest.raises(ValueError, match="the operator has dim=4, but the rows of the state have 5 entries"):
         lanczos(op, torch.ones(1, 5), 1)
     with pytest.raises(ValueError, match="no step has been taken"):
         start(torch.ones(1, 4)).tridiagonal()

@@ -170,7 +170,7 @@ def test_gauss_and_radau_bracket_log_and_root(seed: int, m: int, below: float):
 
 
 def test_an_end_above_a_ritz_value_is_refused():
-    with pytest.raises(ValueError, match=r"lower_end = 1\.5 is no lower bound .* Ritz value 1; pass a smaller one"):
+    with pytest.raises(ValueError, match=r"lower_end must be .* got 1\.5, but a Ritz value is 1; pass a smaller"):
         bounds(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 0.5]), torch.log, 1.5)
 
 
@@ -187,7 +187,7 @@ def test_an_infinite_level_is_refused():
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match=r"got \(3,\) and \(3,\)"):
         gauss(torch.zeros(3), torch.zeros(3))
-    with pytest.raises(ValueError, match=r"residual last, got \(3,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"residual as the last entry of beta, got \(3,\) and \(2,\)"):
         radau(torch.zeros(3), torch.zeros(2), 0.0)
     with pytest.raises(ValueError, match=r"got \(0,\) and \(0,\)"):
         gauss(torch.zeros(0), torch.zeros(0))

@@ -281,5 +281,5 @@ def test_a_senseless_size_is_refused(name, kwargs, message):
 
 
 def test_more_tokens_than_positions_are_refused():
-    with pytest.raises(ValueError, match=r"got 7 tokens where the model knows 6 positions: .* context=7"):
+    with pytest.raises(ValueError, match=r"the model has 6 positions, got 7 tokens; .* context=7"):
         small("gpt", seed=0)(torch.zeros(1, 7, dtype=torch.long))

@@ -155,7 +155,7 @@ def test_what_is_no_symmetric_matrix_is_refused(matrix, message):
 
 
 def test_a_function_must_keep_the_shape():
-    with pytest.raises(ValueError, match=r"the function returned \(2, 1\) for columns \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"the function must return columns of the given shape \(3, 1\), got \(2, 1\)"):
         FunctionOperator(lambda V: V[:2], 3) @ torch.ones(3)
     with pytest.raises(ValueError, match="dim must be positive, got 0"):
         FunctionOperator(lambda V: V, 0)
@@ -192,7 +192,7 @@ def test_scipy_may_multiply_complex_vectors():
 def test_what_is_no_tensor_is_refused_by_name():
     with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; write torch.as_tensor\(matrix\)"):
         DenseOperator(np.eye(3))
-    with pytest.raises(TypeError, match="the function returned no tensor but a ndarray; for NumPy see from_scipy"):
+    with pytest.raises(TypeError, match="must return a tensor, got a ndarray; for NumPy arrays see from_scipy"):
         FunctionOperator(lambda V: V.numpy(), dim=3) @ torch.ones(3)
 
 

@@ -189,12 +189,12 @@ def test_a_batch_that_cannot_have_room_is_refused_before_a_product_is_tried(matr
     risk, kept, _ = wide()
     A = matrix(risk)
     pretend(0.9 * kept, monkeypatch)
-    told = "batch of 32 samples .* is not cut.* keeps .* a sample.* there are .*; about 2 would fit"
+    told = "batch of 32 samples .* cannot be cut.* keeps .* per sample.* the host has .*; about 2 would fit"
     with pytest.raises(NoRoomError, match=told):
         A @ torch.ones(A.dim)
     assert not chunks
     pretend(0.9 * kept / 32, monkeypatch)
-    with pytest.raises(NoRoomError, match="with swap; nor does a part, or use mode='eval'"):
+    with pytest.raises(NoRoomError, match=r"with swap; not even one sample would fit: .*, or use mode='eval'"):
         ritz.trace(A, "hutchinson", 2)
 
 

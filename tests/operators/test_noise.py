@@ -69,5 +69,5 @@ def test_a_shuffling_loader_has_no_fixed_batches():
 
 
 def test_a_matrix_of_no_risk_has_no_batches():
-    with pytest.raises(TypeError, match="expected a matrix of a risk, got DenseOperator"):
+    with pytest.raises(TypeError, match=r"expected the Hessian, .* got DenseOperator"):
         BatchNoise(DenseOperator(torch.eye(2)), index=0)

@@ -221,7 +221,7 @@ def test_of_exact_routes_that_disagree_the_symmetric_one_is_taken():
 def test_a_forward_route_that_is_named_is_told_to_be_wrong_once_and_taken():
     risk, truth = net_risk(WrongForwardCube.apply)
     H = ritz.Hessian(risk, route="forward")
-    with pytest.warns(NumericalWarning, match="forward and reverse products disagree by .*; use route='auto'"):
+    with pytest.warns(NumericalWarning, match="forward and reverse products differ by .*; use route='auto'"):
         dense = H.dense()
     H.block("first.*").dense()  # has been told
     assert H.route == "forward"
@@ -315,7 +315,7 @@ class Factor(nn.Module):
     ("function", "route", "text"),
     [
         (Lopsided, "difference", "reverse products are wrong"),
-        (Faint, "reverse", "reverse products are not symmetric, by .* that of no function"),
+        (Faint, "reverse", "reverse products are not symmetric, by .* not that of any function"),
     ],
 )
 def test_products_that_are_not_symmetric_are_left_where_differences_are_and_told_of_where_not(function, route, text):

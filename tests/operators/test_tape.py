@@ -268,9 +268,9 @@ HARD = {
     "gradients off": (switched_off, "gradients switched off"),
     "gradients of its own": (differentiated, "requires a gradient"),
     "softmax of a number": (lambda x: x.sin() * x.sum().softmax(0), "single number"),
-    "two names": (by_another_name, "under another name"),
-    "a part of a constant": (into_a_part, "hidden way"),
-    "statistics of a norm": (lambda x: x * torch.native_layer_norm(x, (3,), None, None, 1e-5)[1], "statistics"),
+    "two names": (by_another_name, "through another tensor"),
+    "a part of a constant": (into_a_part, "by an unknown operation"),
+    "statistics of a norm": (lambda x: x * torch.native_layer_norm(x, (3,), None, None, 1e-5)[1], "statistic of"),
 }  # fmt: skip
 
 

@@ -611,7 +611,7 @@ def test_a_resumed_run_writes_the_rows_of_the_straight_one():
     ("keywords", "error", "message"),
     [
         ({"optimizer": 3}, TypeError, r"optimizer must be a torch\.optim\.Optimizer, got int"),
-        ({"logger": 3}, TypeError, r"a logger has log\(scalars, step\)"),
+        ({"logger": 3}, TypeError, r"a logger must have a method log\(scalars, step\)"),
         ({"risk": 3}, TypeError, r"risk must be a ritz\.Risk, got int"),
         ({"every": 0}, ValueError, "every and curvature_every must be at least 1, got 0 and 1000"),
         ({"curvature": "fisher"}, ValueError, "curvature must be 'hessian' or 'ggn', got 'fisher'"),

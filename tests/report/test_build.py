@@ -144,7 +144,7 @@ def test_samples_of_a_study_keep_their_own_margins(results):
 
 def test_traces_that_are_all_the_same_have_no_correlation_and_it_says_why(results):
     same = ritz.Estimate(name="sample traces", value=torch.ones(60), exact=True)
-    assert "There is no correlation of trace and margin: " in build(results.measurement.outputs, same).to_html()
+    assert "The correlation of trace and margin does not exist: " in build(results.measurement.outputs, same).to_html()
 
 
 def test_traces_without_their_margins_are_shown_by_themselves(results):

@@ -63,7 +63,7 @@ def test_other_commands_and_logs_are_told(tmp_path, results, checkup):
     page = of_run(tmp_path / "run")
     assert {"What was checked", "Training", "Spectrum"} <= {section.title for section in page.sections}
     assert "&lt;b&gt;" in page.to_html()
-    assert "other is in the folder and not on this page" in page.to_html()
+    assert "other is in the folder, but not on this page" in page.to_html()
 
 
 @pytest.fixture
@@ -170,12 +170,12 @@ def test_a_file_of_the_user_is_not_overwritten(folder, tmp_path, capsys):
 def test_a_run_without_a_result_is_refused(tmp_path):
     with Run.start(tmp_path / "run", "track", {}):
         pass
-    with pytest.raises(ValueError, match="holds no result yet: let the run end"):
+    with pytest.raises(ValueError, match="contains no result yet: wait for the end of the run"):
         of_run(tmp_path / "run")
 
 
 def test_a_log_that_is_none_is_refused(tmp_path):
     with Run.start(tmp_path / "run", "track", {}) as run:
         run.keep(training=["a"], trace=ritz.Estimate(name="trace", value=torch.tensor(1.0)))
-    with pytest.raises(ValueError, match="no list of rows with a step"):
+    with pytest.raises(ValueError, match="must be a list of rows with a step"):
         of_run(tmp_path / "run")

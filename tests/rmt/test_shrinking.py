@@ -142,7 +142,7 @@ def test_shrinkage_is_saved_and_loaded_equal(tmp_path):
     [
         (lambda: rmt.shrinkage(1.0), r"Tr H / P and Tr H\^2 / P besides s2"),
         (lambda: rmt.shrinkage(1.0, mean=-0.1, second=1.0), "target of the shrinkage must be positive, got -0.1"),
-        (lambda: rmt.shrinkage(1.0, mean=1.0, second=1.0), r"must be positive, got 0: the curvature is the target"),
+        (lambda: rmt.shrinkage(1.0, mean=1.0, second=1.0), r"must be positive, got 0: the curvature equals the target"),
         (lambda: rmt.shrinkage(1.0, mean=1.0, second=2.0, averaged=0.5), "at least 1, got 0.5"),
         (lambda: rmt.shrinkage(-1.0, mean=1.0, second=2.0), "finite and not negative, got -1.0"),
     ],

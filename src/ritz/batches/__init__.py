@@ -1,10 +1,10 @@
 """Data -> batches: tensors, loaders and re-iterables as one sequence of numbered batches on the device.
 
-A data set must be the same every time it is walked, or the matrix would change between two products. Tensors and lists
-are; a loader is walked twice on first use and compared: one that augments is refused, one that only shuffles is
-accepted and remembered as having no fixed order.
+A data set must be the same every time it is read, or the matrix would change between two products. Tensors and lists
+are the same by construction. A loader is read twice on first use, and the two passes are compared: a loader that
+augments is refused; one that only shuffles is accepted, and marked as having no fixed order.
 
-Where several ranks work together, the data is one sequence of batches that all of them see, whoever holds them.
+If several ranks work together, all of them see one sequence of batches, no matter which rank holds a batch.
 """
 
 from .batch import Batch, checksums, mark_in_any_order

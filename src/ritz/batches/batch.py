@@ -1,4 +1,4 @@
-"""One batch, with its place in the data: in pieces, of some of its samples, and marks by which it is known again."""
+"""One batch with its place in the data, its parts, and checksums that identify its samples."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ class Batch:
     index: int  # number of the batch
     start: int  # number of its first sample in the data
     size: int  # samples
-    idle: bool = False  # walked to keep step with other ranks, and not counted
+    idle: bool = False  # processed only to keep step with other ranks, and not counted
 
     def pieces(self, most: int) -> "list[Batch]":
         """This batch in pieces of at most `most` samples."""
@@ -38,11 +38,11 @@ class Batch:
         return [self._piece(a, min(most, self.size - a)) for a in range(0, self.size, most)]
 
     def head(self, most: int) -> "Batch":
-        """The first samples, at most so many; to cut all of a large batch for them would take the host long."""
+        """The first samples, at most `most`; to cut all of a large batch with `pieces` would take the host longer."""
         return self if most >= self.size else self._piece(0, most)
 
     def parts(self, number: int) -> "list[Batch]":
-        """This batch in `number` pieces as equal as can be, of at least one sample each."""
+        """This batch in `number` pieces of equal size up to one sample; each must have at least one sample."""
         ends = [self.size * i // number for i in range(number + 1)]
         return [self] if number == 1 else [self._piece(a, b - a) for a, b in itertools.pairwise(ends)]
 
@@ -51,7 +51,7 @@ class Batch:
         return Batch(data, self.index, self.start + first, size, self.idle)
 
     def holding(self, tensors: Sequence[Tensor]) -> "Batch":
-        """The same batch with other tensors in the places of its own."""
+        """The same batch with other tensors in place of its own."""
         return replace(self, data=with_tensors(self.data, tensors))
 
     @torch.inference_mode(False)  # for a batch that can be differentiated through
@@ -83,9 +83,9 @@ def checksums(batch: Batch) -> Tensor:
 
 
 def mark_in_any_order(batches: Iterable[Batch]) -> float:
-    """One number for a set of samples, in whichever order they come: the sum of the squares of their checksums.
+    """One number for a set of samples, independent of their order: the sum of the squares of their checksums.
 
-    A sum of the checksums themselves would be the same for other labels of the same inputs.
+    The sum of the checksums themselves would not change if the labels were permuted among the inputs.
 
     Example:
         >>> x, y = torch.tensor([1.0, 2.0]), torch.tensor([0, 1])
@@ -98,7 +98,7 @@ def mark_in_any_order(batches: Iterable[Batch]) -> float:
 
 
 def same_sums(a: Tensor, b: Tensor) -> bool:
-    """Equal but for the order in which a checksum was added up."""
+    """Whether checksums are equal up to the round-off of another order of summation."""
     finite = b[b.isfinite()].abs()
     scale = float(finite.max()) if len(finite) else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-12 * scale, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Global generators, and those of loaders, given back as they were."""
+"""Seeding of the global generators, and those of loaders, whose states are restored afterwards."""
 
 import contextlib
 import random
@@ -11,7 +11,7 @@ import torch
 
 @contextlib.contextmanager
 def isolated_rng(seed: int | None = None, device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python on the way out; seed them inside if asked to.
+    """Restore the global generators of torch, NumPy and Python on exit; if a seed is given, seed them inside.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -38,7 +38,7 @@ def isolated_rng(seed: int | None = None, device: torch.device | None = None) ->
 
 
 def seed_torch(seed: int, device: torch.device | None = None) -> None:
-    """Seed the generator of the CPU and of one device; `torch.manual_seed` would reach every other one as well."""
+    """Seed the generator of the CPU and of one device; `torch.manual_seed` would seed all devices."""
     torch.default_generator.manual_seed(seed)
     if device is not None and device.type == "cuda":
         with torch.cuda.device(device):
@@ -47,7 +47,7 @@ def seed_torch(seed: int, device: torch.device | None = None) -> None:
 
 @contextlib.contextmanager
 def own_generator(source: Any, seed: int) -> Iterator[None]:
-    """A loader's own generator, where it has one, seeded for a walk and put back after it."""
+    """If a loader has its own generator, seed it for one pass over the data, and restore it afterwards."""
     own = getattr(source, "generator", None)
     if not isinstance(own, torch.Generator):
         yield

@@ -1,4 +1,4 @@
-"""What users give as data, recognised: as something that can be walked again and again, or refused with the remedy."""
+"""The kinds of data that users give, as something that can be read repeatedly; everything else is refused."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,9 +16,11 @@ class TensorBatches:
     def __init__(self, tensors: tuple[Tensor, ...], size: int, may_be_empty: bool = False) -> None:
         lengths = {len(x) if x.ndim else 0 for x in tensors}
         if len(lengths) > 1:
-            raise ValueError(f"data tensors differ in length: {', '.join(str(tuple(x.shape)) for x in tensors)}")
+            raise ValueError(
+                f"data tensors must have one length, got shapes {', '.join(str(tuple(x.shape)) for x in tensors)}"
+            )
         if lengths == {0} and not may_be_empty:
-            raise ValueError("the data is empty: tensors of length 0")
+            raise ValueError("the data is empty: its tensors have length 0; give at least one sample")
         if size < 1:
             raise ValueError(f"batch_size must be at least 1, got {size}")
         self.tensors, self.size = tensors, size
@@ -28,10 +30,10 @@ class TensorBatches:
 
 
 def as_iterable(data: Any, batch_size: int | None, may_be_empty: bool = False) -> Iterable[Any]:
-    """What the user gave as something that can be walked again and again.
+    """The user's data as something that can be read repeatedly.
 
     Raises:
-        TypeError, ValueError: If it cannot be, or does not give batches; the message says what to give instead.
+        TypeError, ValueError: If it cannot be, or does not consist of batches; the message says what to give instead.
 
     Example:
         >>> [x.tolist() for x, in as_iterable((torch.arange(3),), batch_size=2)]
@@ -56,12 +58,12 @@ def as_iterable(data: Any, batch_size: int | None, may_be_empty: bool = False) -
             f"data must be (X, y) tensors, a DataLoader or a re-iterable of batches, got {type(data).__name__}"
         )
     if isinstance(data, Iterator):
-        raise ValueError("data can be walked only once (a generator or iterator); pass list(data)")
+        raise ValueError("data can be read only once (a generator or iterator); pass list(data)")
     return list(data) if isinstance(data, Sequence) and not isinstance(data, DataLoader) else data
 
 
 def is_tensors(data: Any) -> bool:
-    """Whether the data is a tuple of tensors, all samples in one.
+    """Whether the data is a tuple of tensors, each of which holds all samples.
 
     Example:
         >>> is_tensors((torch.zeros(3), torch.zeros(3))), is_tensors([(torch.zeros(3), torch.zeros(3))])

@@ -1,4 +1,4 @@
-"""A batch as the user nests it: tensors in tuples, lists, dictionaries, named tuples and dataclasses."""
+"""Functions of nested batches: tensors in tuples, lists, dictionaries, named tuples and dataclasses."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def map_tensors(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool] | None = None) -> Any:
-    """A nested batch with `fn` applied to each tensor, or to whatever is a `leaf`; anything else is passed through.
+    """A nested batch with `fn` applied to each tensor, or to each `leaf`; everything else stays as it is.
 
     Example:
         >>> map_tensors((torch.zeros(1), {"y": torch.ones(1), "name": "a"}), lambda x: x + 1)
@@ -26,7 +26,7 @@ def map_tensors(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool]
         mapped = {key: map_tensors(value, fn, leaf) for key, value in tree.items()}
         if not isinstance(tree, dict):
             return type(tree)(mapped)  # type: ignore[call-arg]
-        same = copy.copy(tree)  # a subclass may not be made from a dict, as defaultdict
+        same = copy.copy(tree)  # some subclasses, such as defaultdict, cannot be made from a dict
         same.update(mapped)
         return same
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -40,7 +40,7 @@ def map_tensors(tree: Any, fn: Callable[[Any], Any], leaf: Callable[[Any], bool]
 
 
 def on_host(tree: Any) -> Any:
-    """A nested batch with its tensors on the host, to be sent."""
+    """A nested batch with its tensors on the host, to be sent to other ranks."""
     return map_tensors(tree, lambda x: x.detach().cpu())
 
 
@@ -71,7 +71,7 @@ def only_tensors(tree: Any) -> bool:
 
 
 def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
-    """A nested batch with other tensors in the places of its own.
+    """A nested batch with other tensors in place of its own.
 
     Example:
         >>> with_tensors({"x": torch.zeros(1), "n": 3}, [torch.ones(1)])
@@ -82,7 +82,7 @@ def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
 
 
 def skeleton(tree: Any) -> str:
-    """How a nested batch is put together, without its tensors: their order alone does not tell which is which.
+    """The structure of a nested batch without its tensors, which tells which tensor is which.
 
     Example:
         >>> skeleton({"x": torch.zeros(1), "y": None})
@@ -93,7 +93,7 @@ def skeleton(tree: Any) -> str:
 
 
 def has_rows(size: int) -> Callable[[Any], bool]:
-    """Whether something has an entry for each of `size` samples: a tensor, or a list of lengths or names beside it.
+    """A test whether something has an entry for each of `size` samples: a tensor, or a list of lengths or names.
 
     Example:
         >>> [has_rows(2)(x) for x in (torch.zeros(2), torch.zeros(3), [5, 7], ("a", "b", "c"), [torch.zeros(1)] * 2)]
@@ -126,7 +126,7 @@ def stack_batches(batches: Sequence[Any]) -> Any:
     """Several batches as one: tensors joined along their first dimension, and lists with an entry for each sample.
 
     Raises:
-        TypeError: If they hold anything else that is not the same in all.
+        TypeError: If they contain anything else that is not the same in all.
 
     Example:
         >>> stack_batches([(torch.zeros(1), ["a"]), (torch.ones(2), ["b", "c"])])
@@ -135,7 +135,7 @@ def stack_batches(batches: Sequence[Any]) -> Any:
     kinds = [has_rows(num_samples(batch)) for batch in batches]
     rests = {repr(map_tensors(batch, lambda _: "*", kind)) for batch, kind in zip(batches, kinds, strict=True)}
     if len(rests) > 1:
-        raise TypeError("batches that differ in more than their samples cannot be joined")
+        raise TypeError("batches can be joined only if they differ in nothing but their samples")
     rows = [_leaves(batch, kind) for batch, kind in zip(batches, kinds, strict=True)]
     joined = iter([_joined(column) for column in zip(*rows, strict=True)])
     return map_tensors(batches[0], lambda _: next(joined), kinds[0])
@@ -171,9 +171,9 @@ def num_samples(batch: Any) -> int:
         if x.ndim:
             return len(x)
     raise ValueError(
-        f"a batch has no tensor in it that ritz sees: it is a {type(batch).__name__}{_inside(batch)}. Give tensors in "
-        "tuples, lists, dictionaries, named tuples or dataclasses; turn arrays into tensors (torch.as_tensor, in "
-        "collate_fn for example), and other objects into dictionaries"
+        f"ritz finds no tensor in a batch, which is a {type(batch).__name__}{_inside(batch)}. Give tensors in tuples, "
+        "lists, dictionaries, named tuples or dataclasses; turn arrays into tensors (torch.as_tensor, in collate_fn "
+        "for example), and other objects into dictionaries"
     )
 
 

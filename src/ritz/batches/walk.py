@@ -1,4 +1,4 @@
-"""Data as a sequence of numbered batches on the device, the same on every walk, kept there when it fits."""
+"""Data as a sequence of numbered batches on the device, the same on every walk; kept on the device if they fit."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from .generators import isolated_rng, own_generator
 from .sources import TensorBatches, as_iterable
 from .trees import map_tensors, num_samples, on_host, stack_batches, tensors_of
 
-COMPARED = 512  # samples of a loader that are looked at twice
+COMPARED = 512  # samples of a loader that are compared between two walks
 
 _END = object()
 
@@ -29,8 +29,8 @@ class Batches:
         batch_size: For tensors only.
         cache: Keep batches on the device; None keeps them when they fit in a third of the free memory.
         world: The ranks that work together.
-        share: The data is this rank's share of the whole, and not the same on every rank. The whole is then the shares
-            in the order of ranks; any of them may be empty.
+        share: The data is this rank's share of the whole, and not the same on every rank. The whole then consists of
+            the shares in the order of ranks; a share may be empty.
 
     Example:
         >>> data = torch.arange(5.0)[:, None], torch.arange(5)
@@ -56,13 +56,13 @@ class Batches:
         self.source = as_iterable(data, batch_size, may_be_empty=self.share)
         self.trusted = isinstance(self.source, TensorBatches | list | tuple)  # the same on every walk by construction
         self.ordered: bool | None = True if self.trusted else None  # None: not known before the first walk
-        self.copies = not self._is_in_place()  # else a kept batch is a view of the user's tensors
+        self.copies = not self._is_in_place()  # otherwise, kept batches are views of the user's tensors
         self._kept: list[Batch] | None = None
         self._num_samples: int | None = None
-        self._held: list[tuple[int, int]] = []  # batches and samples of each rank, where each has a share
+        self._held: list[tuple[int, int]] = []  # batches and samples of each rank, if each has a share
 
     def _is_in_place(self) -> bool:
-        """Whether the data lies on the device already, as the run wants it."""
+        """Whether the data is already on the device, in the dtype of the run."""
         if isinstance(self.source, TensorBatches):
             return all(
                 x.device == self.device and (self.dtype in (None, x.dtype) or not x.is_floating_point())
@@ -83,16 +83,16 @@ class Batches:
         if self._kept is not None:
             yield from self._kept
         else:
-            # a shuffling loader has one order, on each rank and in a process that goes on with the run of another
+            # with one seed, a shuffling loader has the same order on each rank and in a resumed run
             yield from self._walk(seed=0)
 
     def first(self) -> Batch | None:
-        """The first batch that this rank holds, the same one each time; None of a share without any."""
+        """The first batch that this rank holds, the same one each time; None if its share is empty."""
         self.prepare()
         return next(iter(self._kept) if self._kept is not None else self._walk(seed=0), None)
 
     def _from_all(self) -> Iterator[Batch]:
-        """The batches of all shares, each passed round by the rank that holds it."""
+        """The batches of all shares, each sent to all ranks by the rank that holds it."""
         for rank, (count, _) in enumerate(self._held):
             own = self.own() if rank == self.world.rank else iter(())
             for _ in range(count):
@@ -115,7 +115,7 @@ class Batches:
         return self._kept is not None
 
     def prepare(self) -> None:
-        """The first walk: count, compare with a second one where that is needed, keep what fits."""
+        """The first walk: count samples, compare with a second walk if that is needed, keep batches that fit."""
         if self._num_samples is not None:
             return
         error = None
@@ -147,14 +147,14 @@ class Batches:
         return kept, ordered, count, number
 
     def _seen(self, kept: list[Batch] | None, ordered: bool | None, count: int, number: int) -> tuple[Any, ...]:
-        """What the ranks tell each other of their first walks; the last entry is the same where the first batch is."""
+        """What the ranks tell each other about their first walks; the last entry identifies the first batch."""
         first = None
         if self.world.size > 1 and not self.share and count:
             first = kept[0] if kept else next(self._walk(seed=0))
         return kept is not None, ordered, count, number, 0.0 if first is None else float(checksums(first).sum())
 
     def _settle(self, kept: list[Batch] | None, told: list[tuple[Any, ...]]) -> None:
-        """Take down what the first walk showed, as it is on all ranks together."""
+        """Store the results of the first walks of all ranks."""
         keeps, ordered, counts, numbers, marks = zip(*told, strict=True)
         whole = sum(counts) if self.share else counts[0]
         if not whole:
@@ -162,9 +162,9 @@ class Batches:
         same = len({*counts}) == 1 and same_sums(torch.tensor(marks), torch.tensor(marks[:1]).expand(len(marks)))
         if not self.share and not same:
             raise ValueError(
-                f"the data is not the same on every rank: the ranks have {', '.join(map(str, counts))} samples, "
-                "which differ in number or content; give the whole data on every rank, and ritz shares out the work, "
-                "or share=True if each rank holds its own part"
+                f"the data must be the same on every rank, but the ranks have {', '.join(map(str, counts))} samples, "
+                "which differ in number or content; give the whole data on every rank, and ritz divides the work, or "
+                "share=True if each rank holds its own part"
             )
         self._held = list(zip(numbers, counts, strict=True)) if self.share else []
         index, start = self._offset()
@@ -174,14 +174,14 @@ class Batches:
         self.ordered, self._num_samples = all(ordered), whole
 
     def _offset(self) -> tuple[int, int]:
-        """Batches and samples of the ranks before this one, where each has a share."""
+        """Batches and samples of the ranks before this one, if each has a share."""
         before = self._held[: self.world.rank]
         return sum(number for number, _ in before), sum(size for _, size in before)
 
     def _same_twice(self, sums: Tensor) -> bool:
-        """Walk again: True if the order is the same, False if only the order differs; refused if the samples do.
+        """Walk again: True if the order is the same, False if only the order differs; error if the samples differ.
 
-        The first samples are enough for the same order: what augments or shuffles does not spare all of them.
+        Comparing the first samples is enough, because augmentation or shuffling changes some of them.
         """
         again = map(checksums, self._walk(seed=1))
         other = sums[:0]
@@ -195,13 +195,13 @@ class Batches:
         if same_sums(other.sort().values, sums.sort().values):
             return False
         raise ValueError(
-            "two walks over the data gave different samples (augmentation, random padding, drop_last with shuffling): "
-            "every product would belong to another matrix; use a loader without augmentation, or fix one draw of it "
+            "two walks over the data gave different samples (augmentation, random padding, drop_last with shuffling), "
+            "so every product would belong to another matrix; use a loader without augmentation, or fix one draw of it "
             "with data=list(loader)"
         )
 
     def _walk(self, seed: int) -> Iterator[Batch]:
-        """Numbered batches on the device; the global generators are as before at every step of the walk."""
+        """Numbered batches on the device; at every step of the walk, the global generators are restored."""
         iterator, (index, start) = None, self._offset()
         with own_generator(self.source, seed):
             while True:
@@ -221,7 +221,7 @@ class Batches:
         def place(x: Tensor) -> Tensor:
             dtype = self.dtype if self.dtype is not None and x.is_floating_point() else x.dtype
             moved = x.detach().to(self.device, dtype, non_blocking=True)
-            return moved.clone() if moved.is_inference() else moved  # what is kept must be differentiable through
+            return moved.clone() if moved.is_inference() else moved  # autograd refuses inference tensors
 
         with torch.inference_mode(False):
             return map_tensors(data, place)
@@ -229,7 +229,7 @@ class Batches:
     def sample(self, num_batches: int, batch_size: int, seed: int) -> list[Batch]:
         """Disjoint batches of samples drawn without replacement.
 
-        Where the batches cannot be pooled (ragged tensors, a stream too large to keep), the user's own batches of that
+        If the batches cannot be pooled (ragged tensors, a stream too large to keep), the user's own batches of that
         size are taken instead.
         """
         if num_batches < 1 or batch_size < 1:
@@ -244,8 +244,8 @@ class Batches:
             whole = [batch.index for batch in self if batch.size == batch_size]
             if len(whole) < num_batches:
                 raise ValueError(
-                    f"the data cannot be re-batched and has {len(whole)} batches of {batch_size} samples; "
-                    f"{num_batches} were asked for: set batch_size to that of the loader"
+                    f"the data cannot be re-batched, and has {len(whole)} batches of {batch_size} samples, but "
+                    f"num_batches={num_batches}; set batch_size to that of the loader"
                 )
             picked = {whole[int(i)] for i in _shuffled(len(whole), seed)[:num_batches]}
             return [batch for batch in self if batch.index in picked]
@@ -265,14 +265,14 @@ class Batches:
         return Batch(self._place(Batch(whole, 0, 0, len(order)).take(order, 0).data), 0, 0, len(chosen))
 
     def pool(self) -> Batch | None:
-        """All samples as one batch, or None where they are not kept, do not stack or lie on several ranks."""
+        """All samples as one batch; None if they are not kept, do not stack, or are on several ranks."""
         return None if self.share else self._own_pool()
 
     @torch.inference_mode(False)
     def _own_pool(self) -> Batch | None:
         """All samples of this rank as one batch, which may be empty."""
         self.prepare()
-        if self._kept is None or not all(_all_batched(batch) for batch in self._kept):
+        if self._kept is None or not all(is_batched(x, b.size) for b in self._kept for x in tensors_of(b.data)):
             return None
         if not self._kept:
             return Batch(None, 0, self._offset()[1], 0)
@@ -282,10 +282,6 @@ class Batches:
             return None
         start = self._kept[0].start
         return Batch(data, 0, start, self._kept[-1].start + self._kept[-1].size - start)
-
-
-def _all_batched(batch: Batch) -> bool:
-    return all(is_batched(x, batch.size) for x in tensors_of(batch.data))
 
 
 def _room(device: torch.device) -> float:

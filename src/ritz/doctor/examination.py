@@ -264,7 +264,9 @@ class _Examination:
             assert found is not None
             sound = found <= limit
             remedy = (
-                "" if sound else "try dtype=torch.float64; if it stays, a gradient in the model is that of no function"
+                ""
+                if sound
+                else "try dtype=torch.float64; if it stays, the model has a gradient that is not of any function"
             )
             self.add(name, "ok" if sound else "failed", f"{text} {found:.1e}, relative", remedy)
         self._digits(chosen)

@@ -57,8 +57,8 @@ def smoothed(s: "Spectrum", grid: Tensor | None, width: float | None) -> Density
         raise ValueError(f"width must be positive, got {width}")
     if width < finest * (1 - 1e-9):
         warnings.warn(
-            f"width {width:g} is finer than {s.num_steps} steps resolve: peaks are then nodes, not eigenvalues; "
-            f"take at least {finest:.3g}, or more steps",
+            f"width {width:g} is finer than {s.num_steps} steps can resolve, so peaks may be nodes instead of "
+            f"eigenvalues; use a width of at least {finest:.3g}, or more steps",
             NumericalWarning,
             stacklevel=callers_level(),
         )

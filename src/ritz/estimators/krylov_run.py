@@ -247,7 +247,7 @@ class KrylovRun:
             self.tails = [self.tail.first(steps).tridiagonal()]
         if broken:
             text += f": {why}"
-            warnings.warn(f"the spectrum is that of fewer steps: {text}", NumericalWarning, stacklevel=callers_level())
+            warnings.warn(f"the spectrum is from fewer steps: {text}", NumericalWarning, stacklevel=callers_level())
         return text
 
     # ------------------------------------------------------------------------------------------- parameters

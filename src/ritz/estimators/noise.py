@@ -263,7 +263,7 @@ def minibatch_moment(
     pool = risk.batches.pool()
     if pool is None:
         raise UnsupportedError(
-            "pairs of batches need single samples drawn from all, which this data does not allow; give tensors (X, y)"
+            "pairs of batches are drawn from all samples, which this data does not allow; give tensors (X, y)"
         )
     draws = random_uniform(2 * num_pairs * batch_size, ("pairs", seed)).mul(risk.num_samples).long()
     both = [pool.take(rows.to(risk.device), index) for index, rows in enumerate(draws.split(batch_size))]

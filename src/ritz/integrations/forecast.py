@@ -1,4 +1,4 @@
-"""What a look will take, before the first is made."""
+"""The time of a look, forecast before the first one."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ from ..risk import Risk
 def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: int) -> float:
     """Seconds that the measures will take, from a few products on the first batch of the data.
 
-    As `ritz doctor` projects them, but each is timed once: a forecast must be a small part of what it is about.
+    This is the projection of `ritz doctor`, but each product is timed once, since a forecast must take much less time
+    than a look.
 
     Example:
         >>> risk = ritz.Risk(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)))
@@ -23,7 +24,7 @@ def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: in
     """
     first = next(iter(risk.batches))
     one = risk.on([first.data])
-    one.notes = risk.notes  # what is known of the risk is known of its part
+    one.notes = risk.notes  # findings about the risk hold for its first batch too
     scale = risk.num_samples / first.size
     needs = {row.cost for row in rows}
     nothing = costs.Products(0.0, 0.0, 1, scale)
@@ -39,10 +40,10 @@ def forecast(risk: Risk, rows: Sequence[Measure], num_steps: int, num_probes: in
 
 
 def _products(operator: RiskOperator, scale: float) -> costs.Products:
-    """Of one vector and of as many as are taken at once, on the one batch of the operator's risk."""
+    """The times of products with one vector, and with as many as are taken at once, on the operator's only batch."""
     chunk = operator.risk.plan.chunk
     probes = operator.probes(range(chunk), seed=0, distribution="normal")
-    operator.rows(probes[:1])  # what is done once only: routes are tried, kernels loaded
+    operator.rows(probes[:1])  # not timed: the first product also tries routes and loads kernels
     full = costs.seconds_once(lambda: operator.rows(probes), operator.device)
     single = costs.seconds_once(lambda: operator.rows(probes[:1]), operator.device)
     return costs.Products(min(full, single), full, chunk, scale)

@@ -6,8 +6,8 @@
     lightning.Trainer(callbacks=[watch]).fit(module, loader)
     print(watch.tracker.table())
 
-The classes are made when they are first asked for, of the package that is loaded: nothing is imported before. The
-optimisers of ritz are returned from `configure_optimizers` as any other.
+The classes are made on first access, from the package that is loaded; nothing is imported before. Return the optimisers
+of ritz from `configure_optimizers` like any other.
 """
 
 import importlib
@@ -22,25 +22,25 @@ _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 class CurvatureHooks(Watching):
-    """Measures every so many steps or epochs of Lightning's training, as `ritz.track` does; a callback.
+    """A callback that measures every so many steps or epochs of Lightning's training, as `ritz.track` does.
 
-    Rows go to the loggers of the trainer, at the steps at which they are made, and the numbers can be monitored by name
-    (`ModelCheckpoint(monitor="curvature/hessian/lambda_max")`). Processes that train together share a look, if the
-    risk is made by a function; one made before the trainer has started them is looked at by the first alone. The state
-    is part of Lightning's checkpoints. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be looked
-    at.
+    The trainer's loggers get the rows, at the steps of the looks, and the numbers can be monitored by name
+    (`ModelCheckpoint(monitor="curvature/hessian/lambda_max")`). Processes that train together share a look if the risk
+    is made by a function; if it was made before the trainer started the processes, only the first one looks. The state
+    is part of Lightning's checkpoints. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be
+    measured.
 
     Args:
-        risk: The risk, or a function of the LightningModule that makes it; called on every process when training
-            begins, by when the module is on its device. All are to have the same data; of a loader that the trainer has
-            made distributed the whole data set is walked.
+        risk: The risk, or a function of the LightningModule that makes it. The function is called on every process when
+            training starts, after the module has been moved to its device. All processes must have the same data; if
+            the trainer has made a loader distributed, ritz reads the whole data set.
         every: Steps of the optimiser between two looks.
-        every_epochs: Epochs between two looks, instead.
-        logger: Where rows go besides, as in `ritz.track`.
-        settings: Further ones of `ritz.track`: measures, budget, ...
+        every_epochs: Epochs between two looks, instead of steps.
+        logger: An additional logger for the rows, as in `ritz.track`.
+        settings: Further arguments of `ritz.track`: measures, budget, ...
 
     Attributes:
-        tracker: The `Tracker`, once training has begun: `.table()`, `.plot()`, `.record`.
+        tracker: The `Tracker`, once training has started: `.table()`, `.plot()`, `.record`.
 
     Example:
         >>> hooks = CurvatureHooks(lambda module: ritz.Risk(module, torch.nn.MSELoss(), (torch.eye(2), torch.eye(2))))
@@ -54,11 +54,11 @@ class CurvatureHooks(Watching):
         self.watch.begin(pl_module, host, trainer.is_global_zero, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look, where it is due."""
+        """Look if one is due."""
         self.watch.step(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Look, where epochs count."""
+        """Look if one is due by epochs."""
         self.watch.epoch(trainer.current_epoch + 1)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -70,18 +70,18 @@ class CurvatureHooks(Watching):
         self.watch.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoints."""
+        """The state for Lightning's checkpoints."""
         return self.watch.state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """From Lightning's checkpoints."""
+        """Load the state from Lightning's checkpoints."""
         self.watch.load_state(state_dict)
 
 
 class EachStepHooks:
-    """Calls functions after each step of the optimiser: `EachStep(damping.step, average.step)`; a callback.
+    """A callback that calls functions after each step of the optimiser: `EachStep(damping.step, average.step)`.
 
-    Under accumulation of gradients they are called once for each step, not for each batch.
+    With accumulation of gradients, they are called once for each step, not for each batch.
 
     Example:
         >>> EachStepHooks(print).calls == (print,)
@@ -93,11 +93,11 @@ class EachStepHooks:
         self.calls, self._steps = each_step(calls), 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Where training begins, or goes on."""
+        """Store the step at which training starts or resumes."""
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After a batch, which need not be a step."""
+        """Call the functions if this batch completed a step."""
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             for call in self.calls:
@@ -105,13 +105,13 @@ class EachStepHooks:
 
 
 def _host(trainer: Any, pl_module: Any, by_epoch: bool) -> list[Log]:
-    """How Lightning takes a row: at once by its loggers, and as numbers that its callbacks can monitor."""
+    """Functions that take a row: Lightning's loggers, and one that makes the numbers visible to its callbacks."""
 
     def monitored(scalars: dict[str, float], step: int) -> None:
         pl_module.log_dict(scalars, logger=False, on_step=not by_epoch, on_epoch=by_epoch)
 
     loggers = trainer.loggers if trainer.is_global_zero else ()
-    # log_dict would hand on only the rows that meet log_every_n_steps
+    # log_dict would pass on only the rows at multiples of log_every_n_steps
     return [*(logger.log_metrics for logger in loggers), monitored]
 
 
@@ -119,7 +119,7 @@ _HOOKS = {"CurvatureCallback": CurvatureHooks, "EachStep": EachStepHooks}
 
 
 def __getattr__(name: str) -> Any:
-    """The callbacks, made of the package that is loaded."""
+    """The callbacks, made from the package that is loaded."""
     if name not in _HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_HOOKS)}", name=name)
     globals()[name] = made(name, _HOOKS[name], _loaded().Callback, __name__)
@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded() -> Any:
-    """lightning.pytorch or pytorch_lightning: the one in use, else the first that is installed."""
+    """lightning.pytorch or pytorch_lightning: the one that is in use, otherwise the first that is installed."""
     for host in sorted(_HOSTS, key=lambda host: host not in sys.modules):
         try:
             return importlib.import_module(host)

@@ -1,8 +1,9 @@
-"""Loggers of other packages behind one method, log(scalars, step); each is imported when one is made, and not before.
+"""Loggers of other packages with one method, log(scalars, step). A package is imported when its logger is made.
 
-A run of Weights & Biases or Trackio, or the function mlflow.log_metrics, is a logger as it is (`ritz.loggers`). The
-adapters here open what is not open yet and see to what differs: TensorBoard takes one number at a time, and Weights &
-Biases drops a row whose step lies behind the last one, which is what a second source of rows in one run comes to.
+A run of Weights & Biases or Trackio, or the function mlflow.log_metrics, can be used as a logger directly
+(`ritz.loggers`). The adapters here also open a run if none is open, and handle the differences: TensorBoard takes one
+number at a time, and Weights & Biases drops a row whose step is before the last one, which happens if a run has two
+sources of rows.
 
     ritz.track(risk, logger=TensorBoard("runs/curvature"))
     ritz.track(risk, logger=[WeightsAndBiases(project="mine"), MLflow()])
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-STEP = "ritz/step"  # the axis that Weights & Biases draws our rows over
+STEP = "ritz/step"  # the horizontal axis of our rows in Weights & Biases
 
 
 class TensorBoard:
@@ -53,10 +54,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Rows for a run of Weights & Biases, over an axis of their own, so that none is dropped as late.
+    """Rows for a run of Weights & Biases, with their own step axis, so that none is dropped because of its step.
 
     Args:
-        run: A run; None takes the one that is open, or opens one with `settings`.
+        run: A run; None uses the open run, or opens one with `settings`.
         settings: Settings of `wandb.init`.
 
     Example:
@@ -92,7 +93,7 @@ class Trackio:
 
     Args:
         run: A run; None opens one with `settings`.
-        settings: Settings of `trackio.init`; `project` is needed.
+        settings: Settings of `trackio.init`; `project` is required.
 
     Example:
         >>> class Run:
@@ -119,7 +120,7 @@ class MLflow:
 
     Args:
         run_id: Id of the run; None uses the run that is active when a row arrives.
-        module: What stands for the package, with `log_metrics` and `end_run`; None imports mlflow.
+        module: A replacement for the package, with `log_metrics` and `end_run`; None imports mlflow.
 
     Example:
         >>> class Stand:
@@ -138,21 +139,21 @@ class MLflow:
         self.mlflow.log_metrics(dict(scalars), step=step, run_id=self.run_id)
 
     def close(self) -> None:
-        """End the run that is active."""
+        """End the active run."""
         self.mlflow.end_run()
 
 
 def _opened(module: str, title: str, settings: Mapping[str, Any]) -> Any:
-    """The run that is open, or a new one."""
+    """The open run, or a new one."""
     package = _needed(module, title, module)
     current = getattr(package, "run", None)
-    if settings or current is None or isinstance(current, ModuleType):  # trackio.run is a file of trackio
+    if settings or current is None or isinstance(current, ModuleType):  # trackio.run is a module of trackio
         return package.init(**settings)
     return current
 
 
 def _needed(module: str, title: str, package: str) -> Any:
-    """A module of a package that may not be there."""
+    """A module of a package that may not be installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

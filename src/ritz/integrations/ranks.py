@@ -1,4 +1,4 @@
-"""Ranks that train together look together: at one point, and when all have come to it."""
+"""Ranks that train together wait for each other before a look, and measure the same weights and buffers."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..risk import Risk
 
 
 def meet(world: World) -> None:
-    """Wait for all ranks, as long as the process group does: one may be saving a checkpoint, say, before it looks.
+    """Wait for all ranks, up to the timeout of the process group: one may, for example, be saving a checkpoint.
 
     Example:
         >>> from ritz.comm import SELF
@@ -23,7 +23,7 @@ def meet(world: World) -> None:
 def at_first(risk: Risk, test: Any = None) -> tuple[Risk, Any]:
     """The risk, and a risk on test data, with the buffers of the first rank.
 
-    Replicas have one set of weights, and of BatchNorm's running statistics each its own, those of its batches.
+    Replicas have the same weights, but each has its own running statistics of BatchNorm, from its own batches.
 
     Example:
         >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(1, 1), torch.ones(1, 1)))

@@ -131,7 +131,7 @@ class Tracker:
         2.0
         >>> Tracker(risk, budget=0.0)
         Traceback (most recent call last):
-        ValueError: budget is a share of the time, above 0 and at most 1; got 0.0
+        ValueError: budget, a share of the time, must be above 0 and at most 1, got 0.0
     """
 
     def __init__(
@@ -162,37 +162,37 @@ class Tracker:
         self.record = Memory()
         self.last: Measurement | None = None
         self.count, self.skipped, self.failures = 0, 0, dict[int, str]()
-        self._failed = list[Logger]()  # loggers that did not take a row
+        self._failed = list[Logger]()  # loggers that raised an error
         self.spent = 0.0  # seconds of all looks
-        self._expected: float | None = None  # seconds of a look: those of the last, before it a forecast
+        self._expected: float | None = None  # seconds of a look: of the last one, or a forecast before the first
         self._before, self._begun = 0.0, None  # type: float, float | None
 
     # ------------------------------------------------------------------------------------------ the clock
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training since the start, looks included; of a run that was resumed, all its parts."""
+        """Seconds of training since the start, including looks and, in a resumed run, its earlier parts."""
         return self._before + (0.0 if self._begun is None else clock() - self._begun)
 
     @property
     def share(self) -> float:
-        """Of the time that went into looks."""
+        """The share of the time that looks took."""
         return self.spent / self.elapsed if self.elapsed else 0.0
 
     def start(self) -> "Tracker":
-        """Look whether the risk is sound, and start the clock, as `with` does."""
+        """Check the risk, and start the clock, as `with` does."""
         meet(self.risk.world)
         at_first(self.risk)[0].check()
         self._begun = clock() if self._begun is None else self._begun
         return self
 
     def stop(self) -> None:
-        """Stop the clock, as leaving `with` does; `start` goes on from there."""
+        """Stop the clock, as leaving `with` does; `start` continues it."""
         self._before, self._begun = self.elapsed, None
         for note in self._notes():
             log.info("%s", note)
         if self.skipped and not self.record.rows:
-            warnings.warn(f"nothing was looked at: {self._notes()[1]}", NumericalWarning, stacklevel=callers_level())
+            warnings.warn(f"there was no look: {self._notes()[1]}", NumericalWarning, stacklevel=callers_level())
 
     def __enter__(self) -> "Tracker":
         return self.start()
@@ -203,10 +203,10 @@ class Tracker:
     # ------------------------------------------------------------------------------------------ looking
 
     def step(self, step: int | None = None) -> Measurement | None:
-        """To be called after each step of the optimiser; what was measured, where it was.
+        """To be called after each step of the optimiser; returns the measurement if there was a look.
 
         Args:
-            step: The number of the step, where the loop has its own; the same number again is not counted.
+            step: The number of the step, if the loop has its own; a repeated number does not count.
         """
         self._begun = clock() if self._begun is None else self._begun
         before, self.count = self.count, self.count + 1 if step is None else int(step)
@@ -214,7 +214,7 @@ class Tracker:
         return self.offer() if due else None
 
     def offer(self) -> Measurement | None:
-        """Look now if the budget allows it; what fails in it is kept in `failures`, and training goes on."""
+        """Look now if the budget allows it; if the look fails, `failures` gets the reason, and training continues."""
         self._begun = clock() if self._begun is None else self._begun
         try:
             meet(self.risk.world)
@@ -233,7 +233,7 @@ class Tracker:
         return None
 
     def _affordable(self) -> bool:
-        """Whether a look keeps the share; before the first one its cost is forecast, and the forecast counts, too."""
+        """Whether a look keeps within the budget. Before the first look its cost is forecast, which also takes time."""
         if self.budget == 1:
             return True
         if self._expected is None:
@@ -242,14 +242,14 @@ class Tracker:
             risk, _ = at_first(self.risk)
             self._expected = forecast(risk, self.rows, self.settings["num_steps"], self.settings["num_probes"])
             self.spent += clock() - begin
-        # ranks that train together look together, by the clock of the first
+        # ranks that train together decide by the clock of the first
         return self.risk.world.first(self.spent + self._expected <= self.budget * (self.elapsed + self._expected))
 
     def look(self) -> Measurement:
-        """Measure now, whatever it costs; the time counts all the same.
+        """Measure now, regardless of the budget, to which the time is charged.
 
         Raises:
-            RitzError: If the network has diverged, or no measure exists for it.
+            RitzError: If the network has diverged, or none of the measures can be computed for it.
         """
         meet(self.risk.world)
         self._wait()
@@ -273,7 +273,7 @@ class Tracker:
         return found
 
     def _tell(self, row: dict[str, float]) -> None:
-        """Hand a row to each logger; one that does not take it is named once, and stops neither others nor training."""
+        """Send a row to each logger. A logger that fails is named in a warning once; all else continues."""
         for logger in _single(self.logger):
             try:
                 logger.log(dict(row), self.count)
@@ -290,7 +290,7 @@ class Tracker:
                 )
 
     def _wait(self) -> None:
-        """For what a GPU still has to do, so that the time of a look is its own."""
+        """Wait for the GPU's pending work, so that it does not count as time of a look."""
         if self.risk.device.type == "cuda":
             torch.cuda.synchronize(self.risk.device)
 
@@ -308,37 +308,37 @@ class Tracker:
                     row |= _pair(f"{name}/{part}", estimate.parts[part]) if part in estimate.parts else {}
         return row | {"track/products": float(max(e.products for e in found.values()))}
 
-    # ------------------------------------------------------------------------------------------ what it saw
+    # ------------------------------------------------------------------------------------------ results
 
     @property
     def names(self) -> list[str]:
-        """Of what was measured, without errors and costs."""
+        """Names of all measured numbers, without errors and costs."""
         return [name for name in self.record.names if not name.startswith("track/") and not name.endswith("/stderr")]
 
     def table(self, *names: str) -> Table:
-        """All that was measured, or those named, with errors: one row for each look; below it what it cost."""
+        """All measured numbers, or those named, with errors: one row for each look, and notes on the cost."""
         columns = names or tuple(self.names)
         for name in columns:
-            self.record.column(name)  # says what there is
+            self.record.column(name)  # raises an error for an unknown name
         cells = [(str(row["step"]), *(_cell(row, name) for name in columns)) for row in self.record.rows]
         short = [name.removeprefix("curvature/").removeprefix("measures/") for name in columns]
         return Table(("step", *short), cells, notes=self._notes(), numeric=range(len(columns) + 1))
 
     def _notes(self) -> list[str]:
-        """What it cost, and what was left out."""
+        """The cost of the looks, and which looks were left out."""
         looks, ranks = len(self.record.rows), self.risk.world.size
         notes = [f"{looks} look{'s' * (looks != 1)} took {_seconds(self.spent)}, {self.share:.1%} of the time"]
         notes[0] += f"; each was shared by {ranks} processes, over all {self.risk.num_samples} samples" * (ranks > 1)
         if self.skipped:
             notes.append(
                 f"{self.skipped} {'more' if looks else 'looks'} were due and left out: with about "
-                f"{_seconds(self._expected or 0)} each they would have gone over the budget, {self.budget:.3g} of the "
-                "time; give the risk fewer samples or raise it"
+                f"{_seconds(self._expected or 0)} each they would have exceeded the budget, {self.budget:.3g} of the "
+                "time; give the risk fewer samples or raise the budget"
             )
-        return notes + [f"step {step} could not be looked at: {reason}" for step, reason in self.failures.items()]
+        return notes + [f"the look at step {step} failed: {reason}" for step, reason in self.failures.items()]
 
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Axes":
-        """Lines along the steps, with two standard errors; the curvature's, or those named."""
+        """Numbers along the steps with bands of two standard errors: those of the curvature, or those named."""
         chosen = names or [name for name in self.names if name.startswith("curvature/")] or self.names
         ax = ax or new_axes()
         for name in chosen:
@@ -352,10 +352,10 @@ class Tracker:
         ax.legend()
         return ax
 
-    # ------------------------------------------------------------------------------------------ to go on
+    # ------------------------------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: what a continued run needs to go on counting, looking and telling."""
+        """All that a resumed run needs, as plain numbers."""
         return {
             "format": FORMAT, "count": self.count, "skipped": self.skipped, "failures": dict(self.failures),
             "elapsed": self.elapsed, "spent": self.spent, "expected": self._expected,
@@ -363,9 +363,12 @@ class Tracker:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; time that went by in between does not count."""
+        """Continue from a saved state; the time in between does not count."""
         if state.get("format") != FORMAT:
-            raise ValueError(f"the state of a tracker has format {FORMAT}, this one has {state.get('format')!r}")
+            raise ValueError(
+                f"the state of a tracker must have format {FORMAT}, got {state.get('format')!r}; use the version "
+                "of ritz that saved it"
+            )
         self.count, self.skipped = state["count"], state["skipped"]
         self.failures = {int(step): reason for step, reason in state["failures"].items()}
         self.spent, self._expected = state["spent"], state["expected"]
@@ -373,12 +376,12 @@ class Tracker:
         self.record.rows[:] = [dict(row) for row in state["rows"]]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the state as `path`.json; `tracker.load_state_dict(ritz.load(path))` goes on from it."""
+        """Write the state to `path`.json; `tracker.load_state_dict(ritz.load(path))` continues from it."""
         return save(self.state_dict(), path)
 
 
 def check(*, every: int, budget: float, measures: Measures) -> list[Measure]:
-    """The measures that are meant; anything wrong is refused.
+    """The measures by their keys, after checking all three arguments.
 
     Example:
         >>> [row.key for row in check(every=1, budget=0.05, measures=["trace"])]
@@ -387,12 +390,12 @@ def check(*, every: int, budget: float, measures: Measures) -> list[Measure]:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every must be at least 1 step, got {every!r}")
     if not 0 < budget <= 1:
-        raise ValueError(f"budget is a share of the time, above 0 and at most 1; got {budget}")
+        raise ValueError(f"budget, a share of the time, must be above 0 and at most 1, got {budget}")
     return resolve(measures)
 
 
 def _name(row: Measure) -> str:
-    """Where a measure's numbers go."""
+    """The name of a measure's numbers in the log."""
     if row.cost == "Hessian":
         return f"curvature/hessian/{row.key}"
     if row.cost == "GGN" or row.key.startswith("ggn_"):
@@ -401,20 +404,20 @@ def _name(row: Measure) -> str:
 
 
 def _pair(name: str, estimate: Estimate) -> dict[str, float]:
-    """A value and its error, where that is known."""
+    """A value, and its error if that is known."""
     stderr = float(torch.as_tensor(estimate.stderr))
     return {name: float(estimate.value)} | ({} if math.isnan(stderr) else {f"{name}/stderr": stderr})
 
 
 def _single(logger: Logger | None) -> list[Logger]:
-    """The loggers that a list of them comes to."""
+    """All single loggers in a nested list of them."""
     if isinstance(logger, Fanout):
         return [one for part in logger.loggers for one in _single(part)]
     return [] if logger is None else [logger]
 
 
 def _title(logger: Logger) -> str:
-    """The name of a function, or of the class of what is none."""
+    """The name of a logger function, or of the logger's class."""
     function = getattr(logger, "function", logger)
     return str(getattr(function, "__qualname__", type(function).__name__))
 

@@ -6,7 +6,7 @@
     Trainer(model, args, train_dataset=data, callbacks=[watch]).train()
     print(watch.tracker.table())
 
-The classes are made when they are first asked for: nothing is imported before.
+The classes are made on first access; nothing is imported before.
 """
 
 import importlib
@@ -50,10 +50,10 @@ def logits(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 
 def next_tokens(batch: Mapping[str, Any]) -> Tensor:
-    """What follows each token but the last (batch, tokens - 1): the target of a causal language model.
+    """The token after each token but the last, (batch, tokens - 1): the target of a causal language model.
 
-    The labels of the batch, moved by one place; -100 does not count. A batch without labels is its own: the tokens that
-    its attention mask has.
+    These are the labels of the batch, shifted by one place; -100 does not count. Without labels, they are the tokens
+    of the batch that its attention mask includes.
 
     Example:
         >>> tokens = torch.tensor([[5, 6, 7, 0]])
@@ -69,22 +69,22 @@ def next_tokens(batch: Mapping[str, Any]) -> Tensor:
         if "attention_mask" in batch:
             labels = labels.masked_fill(batch["attention_mask"] == 0, IGNORED)
     else:
-        raise ValueError(f"a batch of a language model has labels or input_ids; this one has {', '.join(batch)}")
+        raise ValueError(f"a batch of a language model must have labels or input_ids, got {', '.join(batch)}")
     return labels[:, 1:]
 
 
 def causal_lm(model: nn.Module, data: Any, **keywords: Any) -> Risk:
-    """The risk of a causal language model: the mean over tokens of -log p(next token), as transformers has it.
+    """The risk of a causal language model: the mean over tokens of -log p(next token), as in transformers.
 
         L(w) = sum_t [label_{t+1} != -100] (-log p(label_{t+1} | tokens up to t)) / sum_t [label_{t+1} != -100]
 
-    The mean is over all tokens that count, whatever batch they are in, and not over the means of batches. The outputs
-    are known, so that Gauss-Newton and Fisher matrices, margins and exact traces exist.
+    The mean is over all tokens that count in all batches, not over the means of batches. The outputs are known, so
+    Gauss-Newton and Fisher matrices, margins and exact traces exist.
 
     Args:
         model: A model whose outputs have `logits` (batch, tokens, vocabulary).
-        data: Dictionaries with `input_ids`, and `labels` or `attention_mask` as there are: a list or a DataLoader.
-        keywords: Further ones of `ritz.Risk`: params, dtype, plan, ...
+        data: Dictionaries with `input_ids`, and optionally `labels` or `attention_mask`: a list or a DataLoader.
+        keywords: Further arguments of `ritz.Risk`: params, dtype, plan, ...
 
     Example:
         >>> class Output:
@@ -104,7 +104,7 @@ def causal_lm(model: nn.Module, data: Any, **keywords: Any) -> Risk:
 
 
 def _but_last(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """Logits that have a next token."""
+    """Logits of all positions that have a next token."""
     return logits(model, batch)[:, :-1]
 
 
@@ -114,8 +114,8 @@ def shown(optimizer: Any) -> Callable[..., Tensor]:
         opt = ritz.optim.KFAC(model, lr, damping, loss=ritz.losses.CrossEntropy(class_dim=-1))
         Trainer(model, args, ..., optimizers=(opt, scheduler), compute_loss_func=shown(opt))
 
-    The loss is that of transformers: the sum over tokens that count, divided by how many Trainer says that there are in
-    all batches of the step.
+    The loss is that of transformers: the sum over tokens that count, divided by their number in all batches of the
+    step, which Trainer passes.
 
     Example:
         >>> class Watcher:
@@ -133,7 +133,7 @@ def shown(optimizer: Any) -> Callable[..., Tensor]:
         target = labels[:, 1:]
         if torch.is_grad_enabled():  # not while Trainer evaluates
             optimizer.observe(out, {"labels": target})
-        scores = out.to(torch.promote_types(out.dtype, torch.float32)).transpose(1, 2)  # half precision is too little
+        scores = out.to(torch.promote_types(out.dtype, torch.float32)).transpose(1, 2)  # not in half precision
         total = F.cross_entropy(scores, target, ignore_index=IGNORED, reduction="sum")
         return total / ((target != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
@@ -144,28 +144,28 @@ def shown(optimizer: Any) -> Callable[..., Tensor]:
 
 
 class CurvatureHooks(Watching):
-    """Measures every so many steps or epochs of Hugging Face's Trainer, as `ritz.track` does; a callback.
+    """A callback that measures every so many steps or epochs of Hugging Face's Trainer, as `ritz.track` does.
 
-    A callback cannot reach the loggers of its Trainer: rows are written to `trainer.state.log_history`, which is part
-    of its checkpoints and is what a resumed run goes on from. To have them in all that the Trainer reports to, too:
+    A callback has no access to the loggers of its Trainer: rows are written to `trainer.state.log_history`, which is
+    part of its checkpoints, and from which a resumed run continues. To send them to the Trainer's own loggers too:
 
         trainer.add_callback(CurvatureCallback(make_risk, logger=lambda scalars, step: trainer.log(scalars)))
 
-    Processes that train together share a look, if the risk is made by a function; one made before there was a process
-    group is looked at by the first alone. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be
-    looked at.
+    Processes that train together share a look if the risk is made by a function; if it was made before there was a
+    process group, only the first process looks. Weights that are sharded over processes by FSDP1 or DeepSpeed cannot be
+    measured.
 
     Args:
-        risk: The risk, or a function of the model that makes it; called on every process when training begins, by when
-            the model is on its device. All are to have the same data; of a loader that Accelerate has made distributed
-            the whole data set is walked.
+        risk: The risk, or a function of the model that makes it. The function is called on every process when training
+            starts, after the model has been moved to its device. All processes must have the same data; if Accelerate
+            has made a loader distributed, ritz reads the whole data set.
         every: Steps between two looks.
-        every_epochs: Epochs between two looks, instead.
-        logger: Where rows go instead of the history, as in `ritz.track`.
-        settings: Further ones of `ritz.track`: measures, budget, ...
+        every_epochs: Epochs between two looks, instead of steps.
+        logger: A logger for the rows, instead of the history, as in `ritz.track`.
+        settings: Further arguments of `ritz.track`: measures, budget, ...
 
     Attributes:
-        tracker: The `Tracker`, once training has begun: `.table()`, `.plot()`, `.record`.
+        tracker: The `Tracker`, once training has started: `.table()`, `.plot()`, `.record`.
 
     Example:
         >>> CurvatureHooks(torch.nn.Linear(1, 1))
@@ -174,13 +174,13 @@ class CurvatureHooks(Watching):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make the tracker, and start its clock; go on from the history of a resumed run."""
+        """Make the tracker, and start its clock; continue from the history of a resumed run."""
         if self.tracker is None:
             self.watch.load_state(_before(state))
         self.watch.begin(kwargs["model"], self._history(state), state.is_world_process_zero, state.global_step)
 
     def _history(self, state: Any) -> Callable[[dict[str, float], int], None]:
-        """How the Trainer keeps a row."""
+        """A function that writes a row to the history of the Trainer."""
 
         def take(scalars: dict[str, float], step: int) -> None:
             if self.watch.logger is None:
@@ -189,12 +189,12 @@ class CurvatureHooks(Watching):
         return take
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look, where it is due."""
+        """Look if one is due."""
         self.watch.step(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look, where epochs count."""
-        self.watch.epoch(math.floor(state.epoch + 1e-6))  # a fraction, where max_steps cuts an epoch short
+        """Look if one is due by epochs."""
+        self.watch.epoch(math.floor(state.epoch + 1e-6))  # state.epoch is a fraction if max_steps cuts an epoch short
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
@@ -202,7 +202,7 @@ class CurvatureHooks(Watching):
 
 
 class EachStepHooks:
-    """Calls functions after each step of the optimiser: `EachStep(damping.step, average.step)`; a callback.
+    """A callback that calls functions after each step of the optimiser: `EachStep(damping.step, average.step)`.
 
     Example:
         >>> EachStepHooks(print).calls == (print,)
@@ -214,13 +214,13 @@ class EachStepHooks:
         self.calls = each_step(calls)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After a step, with all its accumulated batches."""
+        """Call the functions, once for all accumulated batches of the step."""
         for call in self.calls:
             call()
 
 
 def _before(state: Any) -> dict[str, Any]:
-    """The state of a tracker as the history of a resumed run tells it; nothing where there is none."""
+    """The state of a tracker from the history of a resumed run; empty if the history has no rows of a tracker."""
     rows = [
         {name: value for name, value in row.items() if name == "step" or name.startswith(_OURS)}
         for row in state.log_history
@@ -240,7 +240,7 @@ _HOOKS = {"CurvatureCallback": CurvatureHooks, "EachStep": EachStepHooks}
 
 
 def __getattr__(name: str) -> Any:
-    """The callbacks, made of the class of the package."""
+    """The callbacks, made from the class of the package."""
     if name not in _HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     try:

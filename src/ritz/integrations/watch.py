@@ -1,4 +1,4 @@
-"""What a trainer's callback does with a tracker, whoever the trainer is."""
+"""The common part of all trainers' callbacks: what they do with a tracker."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,15 +13,15 @@ MakeRisk = Callable[[nn.Module], Risk]
 
 
 class Watch:
-    """A tracker that begins when training does, and looks every so many steps or epochs.
+    """A tracker that starts when training starts, and looks every so many steps or epochs.
 
     Args:
-        risk: The risk, or a function of the trained module that makes it; called when training begins, by when a
-            trainer has moved the module to its device.
+        risk: The risk, or a function of the trained module that makes it. The function is called when training starts,
+            after the trainer has moved the module to its device.
         every: Steps between two looks.
-        every_epochs: Epochs between two looks, instead.
-        logger: Where rows go beside the trainer's own loggers.
-        settings: Further ones of `ritz.track`.
+        every_epochs: Epochs between two looks, instead of steps.
+        logger: A logger for the rows, in addition to the trainer's own loggers.
+        settings: Further arguments of `ritz.track`.
 
     Example:
         >>> X, y = torch.diag(torch.tensor([1.0, 2.0])), torch.zeros(2, 1)
@@ -52,19 +52,19 @@ class Watch:
         self.risk, self.every, self.every_epochs, self.settings = risk, every, every_epochs, settings
         self.logger = None if logger is None else as_logger(logger)
         self.tracker: Tracker | None = None
-        self._module: nn.Module | None = None  # that the tracker is for
-        self._epochs = 0  # at the last look
-        self._waiting: Mapping[str, Any] | None = None  # a state that came before training began
+        self._module: nn.Module | None = None  # the module of the tracker
+        self._epochs = 0  # epochs done at the last look
+        self._waiting: Mapping[str, Any] | None = None  # a state that was loaded before training started
 
     def begin(self, module: nn.Module, host: LoggerLike, first: bool = True, step: int = 0) -> None:
         """Make the tracker, and start its clock; to be called by every rank that trains.
 
         Args:
-            module: That is trained.
-            host: How the trainer takes rows.
-            first: Whether this is the trainer's first process. It alone writes to `logger`, and it alone looks where
-                the risk belongs to one process: one made before there was a process group, or with group="self".
-            step: Steps that are done already: of a run that goes on, the trainer's count.
+            module: The trained module.
+            host: The trainer's own loggers.
+            first: Whether this is the trainer's first process. Only the first writes to `logger`. Only the first looks
+                if the risk belongs to one process: made before there was a process group, or with group="self".
+            step: The number of steps already done; in a resumed run, the trainer's count.
         """
         if self.tracker is None or module is not self._module:
             self._module, self._epochs, self.tracker = module, 0, None
@@ -81,7 +81,7 @@ class Watch:
         self.tracker.start()
 
     def step(self, step: int) -> None:
-        """After a step of the optimiser."""
+        """To be called after a step of the optimiser."""
         if self.tracker is None:  # another process looks
             return
         if self.every_epochs is None:
@@ -90,7 +90,7 @@ class Watch:
             self.tracker.count = step
 
     def epoch(self, epochs: int) -> None:
-        """After an epoch, the number of those that are done; one that was cut short is none."""
+        """To be called after an epoch, with the number of epochs done; one that was cut short does not count."""
         if self.tracker is None:
             return
         if self.every_epochs is not None and epochs % self.every_epochs == 0 and epochs > self._epochs:
@@ -103,11 +103,11 @@ class Watch:
             self.tracker.stop()
 
     def state(self) -> dict[str, Any]:
-        """Of the tracker; nothing before training begins."""
+        """The state of the tracker; empty before training starts."""
         return {} if self.tracker is None else self.tracker.state_dict()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, now or when training begins."""
+        """Continue from a saved state, now or when training starts."""
         if not state:
             return
         if self.tracker is None:
@@ -117,7 +117,7 @@ class Watch:
 
 
 class Watching:
-    """What the callbacks of all trainers have: a `Watch`, and its tracker.
+    """The common base of all trainers' callbacks: a `Watch` and its tracker.
 
     Example:
         >>> Watching(lambda module: None).tracker is None
@@ -130,12 +130,12 @@ class Watching:
 
     @property
     def tracker(self) -> Any:
-        """The tracker, once training has begun."""
+        """The tracker, once training has started."""
         return self.watch.tracker
 
 
 def each_step(calls: tuple[Callable[[], Any], ...]) -> tuple[Callable[[], Any], ...]:
-    """What is to be called after each step, checked: functions without arguments.
+    """The functions without arguments to call after each step, after checking that they are functions.
 
     Example:
         >>> each_step((3,))
@@ -151,5 +151,5 @@ def each_step(calls: tuple[Callable[[], Any], ...]) -> tuple[Callable[[], Any], 
 
 
 def made(name: str, hooks: type, host: Any, module: str) -> type:
-    """The hooks of ritz on the callback class of a host, under a name that pickle finds."""
+    """A class with the hooks of ritz and the callback class of a host as bases, under a name that pickle finds."""
     return type(name, (hooks, host), {"__module__": module, "__qualname__": name, "__doc__": hooks.__doc__})

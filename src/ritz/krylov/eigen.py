@@ -1,10 +1,10 @@
 """Extreme eigenpairs by block thick-restart Lanczos, with true residuals and the noise floor of the product.
 
-A block Krylov space is grown to a window of rows, fully re-orthogonalised; Rayleigh-Ritz picks the wanted pairs; the
-space is cut back to those, a few more, and the residual block, and grown again (thick restart, Wu and Simon 2000, in
-blocks). At the end each pair is multiplied once more: the residuals reported are those of the product, not of the
-recurrence. Where the two are not the same the products are noise, and the search ends, as it does where residuals fall
-no more.
+A block Krylov space with full re-orthogonalisation grows to a window of rows. Rayleigh-Ritz selects the wanted pairs;
+the space is cut back to those, a few more, and the residual block, and grows again (thick restart, Wu and Simon 2000,
+in blocks). At the end each pair is multiplied once more, so that the reported residuals are those of the product, not
+of the recurrence. If the two differ, the recurrence has reached the noise of the products and the search ends; it also
+ends if residuals stop falling.
 """
 
 import os
@@ -32,22 +32,22 @@ from .pairs import from_random_rows, reported, select, tolerance
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor]  # Ritz values, coefficients on the rows, residuals
 
-# of a run that was not cut
+# reasons for which a run ends by itself, so that its result is final
 STOPS = (
     "converged", "exact", stopping.NOISE_FLOOR, stopping.STAGNATION, stopping.UNDERFLOW, stopping.MAX_PRODUCTS,
 )  # fmt: skip
 
-_LOOK = 4  # block steps between looks at the Ritz values: each look waits for the device
-_NOISE_PRODUCTS = 3  # what measuring the noise of the product costs
-_DENSE = 4096  # up to this order a slow search gives way to the dense matrix
+_LOOK = 4  # block steps between computations of the Ritz values, which wait for the device
+_NOISE_PRODUCTS = 3  # products that measuring their noise takes
+_DENSE = 4096  # up to this order a slow search is replaced by the dense matrix
 _STATE = (
     "drawn", "noise", "at_refill", "at_full", "target", "attempts", "looked", "restarts", "kept", "best", "stale",
     "first",
 )  # fmt: skip
-_ATTEMPTS = 3  # verifications by true residual before the recurrence is believed to be at the noise of the product
-_STALE = 8  # full windows without a fall of the residual after which the recurrence is held against the product
-_FALL = 0.9  # what is one
-_PARTED = 0.5  # part of a residual by which the recurrence is wrong when it says nothing any more
+_ATTEMPTS = 3  # failed verifications by true residuals after which noise of the products is taken as the reason
+_STALE = 8  # full windows without a fall of the residual after which the recurrence is compared with the product
+_FALL = 0.9  # the residual has fallen if it is below this many times the least so far
+_PARTED = 0.5  # relative error from which on the residual of the recurrence says nothing about the true one
 
 
 @full_precision()
@@ -87,8 +87,8 @@ def top_eigenpairs(
         StoppedError: If the run is stopped (`ritz.stoppable`) before that.
 
     Warns:
-        NumericalWarning: If a pair has not converged, or the search was cut before it was known that there are none
-            further out, or a product is not finite; the pairs found are still returned, and `stop` gives the reason.
+        NumericalWarning: If a pair has not converged, if others may lie further out because the search was cut, or if a
+            product is not finite. The pairs found are still returned, and `stop` gives the reason.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -106,12 +106,12 @@ def top_eigenpairs(
     with resumable(checkpoint, op, "top_eigenpairs", settings) as saved:
         pairs: EigenPairs | None = saved.result
         if pairs is None:
-            op.expect(min(budget, window // 2, op.dim))  # so many at the least; how many shows on the way
+            op.expect(min(budget, window // 2, op.dim))  # at least so many; the rest depends on the convergence
             search = _Search(metered, saved, k, which, tol, budget, width, min(window, op.dim), seed, progress)
             pairs = search.whole() if op.dim <= window and op.dim <= budget else search.run()
             if pairs.stop in STOPS:
                 saved.finish(pairs)
-        if pairs.vectors.device != op.device:  # read back
+        if pairs.vectors.device != op.device:  # loaded from a checkpoint
             pairs = replace(pairs, vectors=pairs.vectors.to(op.device))
     if progress is not None:
         progress(pairs.products, budget)
@@ -141,13 +141,13 @@ class _Search:
         self.space = BlockSpace(op, window, vanishing=0.01 * self.tol)  # true residuals are computed in the end
         self.drawn = 0  # random rows so far; they use the probe indices -1, -2, ...
         self.noise: float | None = None
-        self.at_refill: Tensor | None = None  # wanted values when random rows were last put into an exhausted space
-        self.at_full: Tensor | None = None  # wanted values when the window was last full, since then
-        self.target, self.attempts = self.tol, 0  # residual asked of the recurrence; verifications so far
-        self.looked = 0  # block steps since the last look
+        self.at_refill: Tensor | None = None  # wanted values when random rows were last added to an exhausted space
+        self.at_full: Tensor | None = None  # wanted values when, after that, the window was last full
+        self.target, self.attempts = self.tol, 0  # residual required of the recurrence; verifications so far
+        self.looked = 0  # block steps since the last Ritz values
         self.restarts = self.kept = 0  # restarts so far; rows that the last one kept
         self.best, self.stale = float("inf"), 0  # least residual at the end of a window; windows since it last fell
-        self.seen: Seen | None = None  # at the last look
+        self.seen: Seen | None = None  # the last Ritz values
         self.first = (0, 0.0, 0.0)  # block steps and extreme Ritz values at the last look before any restart
 
     def run(self) -> EigenPairs:
@@ -176,7 +176,7 @@ class _Search:
                 self.first = (self.space.known // self.block, float(values[0]), float(values[-1]))
             if enough and self.noise is None:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
-                # the recurrence sees the noise too, and cannot fall below it
+                # the noise is also in the recurrence, whose residuals cannot fall below it
                 self.target = max(self.target, 2 * self.noise)
             foremost = enough and self._foremost(values, residuals, wanted, norm)
             near = foremost and bool((residuals[wanted] <= self.target * norm).all())
@@ -186,7 +186,7 @@ class _Search:
                 noisy = self.attempts == _ATTEMPTS or (self.noise or 0.0) >= self.tol
                 if bool(pairs.converged.all()) or noisy or self._spent():
                     return pairs
-                self.target /= 10  # the recurrence was too kind; ask more of it
+                self.target /= 10  # the residual of the recurrence was too small, so require less
             if enough and full and self._stagnates(float(residuals[wanted].max())):
                 pairs = self._verified(coefficients[:, wanted], norm, by_noise=True)
                 if pairs.stop == stopping.STAGNATION:
@@ -199,7 +199,7 @@ class _Search:
                 self.space.append(self.space.residual)
 
     def _foremost(self, values: Tensor, residuals: Tensor, wanted: Tensor, norm: float) -> bool:
-        """Whether the last of the wanted in magnitude is not overtaken from the other end, which may converge later."""
+        """Whether no eigenvalue at the other end, which may converge later, is larger than the last wanted one."""
         last, left = values[wanted[-1]], torch.ones_like(values, dtype=torch.bool)
         left[wanted] = False
         left &= values * last < 0
@@ -210,7 +210,7 @@ class _Search:
         return residual <= self.target * norm or float(values[next_].abs()) + residual <= float(last.abs())
 
     def _stagnates(self, residual: float) -> bool:
-        """Whether the residual has not fallen for many windows; then they are counted anew."""
+        """Whether the residual has not fallen for many windows; if so, the count starts again."""
         if residual < _FALL * self.best:
             self.best, self.stale = residual, 0
         else:
@@ -221,11 +221,11 @@ class _Search:
         return True
 
     def _spent(self, extra: int = 0) -> bool:
-        """Would one more block leave too little for the true residuals?"""
+        """Whether one more block would leave too few products for the true residuals."""
         return self.op.products + self.block + self.k + extra > self.budget
 
     def _grow(self) -> bool:
-        """A few block steps, fewer at the end of the window or of the budget; whether the window is full."""
+        """Take a few block steps, fewer at the end of window or budget; returns whether the window is full."""
         while True:
             self.saved.point(self._state)
             self.space.expand()
@@ -240,13 +240,14 @@ class _Search:
             self.space.append(self.space.residual)
 
     def _restart(self, values: Tensor, coefficients: Tensor) -> None:
-        """Keep the wanted half and the residual block, its vanished rows replaced by random ones."""
-        # half the window, more than is wanted: measured, it saves up to half the products on a spectrum without gaps
+        """Keep the wanted half and the residual block, whose vanished rows are replaced by random ones."""
+        # measured: to keep half the window, and not only the wanted pairs, saves up to half the products on a spectrum
+        # without gaps
         keep = min(max(self.k + self.block, self.window // 2), max(self.window - 2 * self.block, self.k))
         kept = select(values, min(keep, len(values), self.window - self.block), self.which)
         self.space.restart(coefficients[:, kept], values[kept])
         self.restarts, self.kept = self.restarts + 1, len(kept)
-        if self.seen is not None:  # the same pairs, which now are rows themselves
+        if self.seen is not None:  # the same pairs, whose vectors are now rows of the space
             order = values[kept].argsort()
             self.seen = (
                 values[kept][order],
@@ -263,10 +264,10 @@ class _Search:
             self.space.append(rows, floor=torch.finfo(rows.dtype).eps ** 0.5)
 
     def _settled(self, wanted: Tensor, full: bool) -> bool:
-        """Whether converged pairs may be taken for the wanted ones.
+        """Whether the converged pairs can be accepted as the wanted ones.
 
-        An exhausted space may have missed copies of an eigenvalue, so fresh rows are put in, and the pairs are believed
-        when those, run until exhausted in turn or to the end of a window, have changed nothing.
+        An exhausted space may have missed copies of an eigenvalue, so random rows are added to it. The pairs are
+        accepted if they are the same once the space is exhausted again, or its window is full.
         """
         alive = self.space.alive[: self.space.size]
         if not bool(alive.all()):
@@ -277,7 +278,7 @@ class _Search:
         return self._same(wanted, self.at_refill if before is None else before)
 
     def _same(self, wanted: Tensor, before: Tensor | None) -> bool:
-        """Equal to what was wanted before, to tolerance."""
+        """Whether the wanted values are as before, to tolerance."""
         if before is None or len(before) != len(wanted):
             return False
         return bool(((wanted - before).abs() <= self.tol * wanted.abs().max()).all())
@@ -301,7 +302,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------ on the disk
 
     def _state(self) -> State:
-        """What must be known to go on from here; rows that do not change until the next restart are written once."""
+        """All that a resumed run needs; rows, which do not change until the next restart, are written once."""
         latest = {name: getattr(self, name) for name in _STATE}
         latest |= {"products": self.op.products, "space": self.space.state(), "seen": self.seen}
         settled = {self._rows(at): partial(_as_is, rows) for at, rows in self.space.blocks(self.block, self.kept)}
@@ -313,7 +314,7 @@ class _Search:
         return f"rows-{self.restarts}-{at}"
 
     def _restore(self, latest: Mapping[str, Any]) -> None:
-        """Go to where the saved state is."""
+        """Continue from the saved state."""
         self.op.products = latest["products"]
         if "dense" in latest:
             return
@@ -328,7 +329,7 @@ class _Search:
     def whole(self) -> EigenPairs:
         """The pairs of a small matrix, from its dense form."""
         latest, before = self.saved.latest or {}, []
-        if "dense" in latest:  # else it is the state of the search, which has come to its end since
+        if "dense" in latest:  # otherwise it is the last state of the search before the dense matrix
             before = [self.saved.settled(_dense(i)).to(self.op.device) for i in range(latest["dense"])]
             self.op.products = latest["products"]
 
@@ -345,7 +346,7 @@ class _Search:
         )  # fmt: skip
 
     def _unverified(self, values: Tensor, coefficients: Tensor, residuals: Tensor, stop: str) -> EigenPairs:
-        """The pairs of the last look, with the residuals of the recurrence: no product is spent."""
+        """The last Ritz pairs, with the residuals of the recurrence: no product is spent."""
         wanted = select(values, self.k, self.which)
         parts = coefficients[:, wanted].T.to(self.space.rows) @ self.space.rows[: len(coefficients)]
         rows = self.space.shard.whole(parts)
@@ -357,10 +358,10 @@ class _Search:
         )  # fmt: skip
 
     def _verified(self, coefficients: Tensor, norm: float, by_noise: bool = False, foremost: bool = True) -> EigenPairs:
-        """The pairs with values and residuals from one product each; converged if they are `foremost` too.
+        """The pairs with values and residuals from one product each; converged only if they are `foremost` too.
 
-        Asked whether it is `by_noise` that residuals do not fall: it is where the recurrence tells another image of the
-        worst of the pairs than the product. Where the two agree, the search is only slow.
+        With `by_noise`, also decides whether residuals do not fall because of noise: then recurrence and product
+        disagree on the image of the worst pair. If the two agree, the search is only slow.
         """
         rows = self.space.shard.whole(self.space.combine(coefficients))
         images = self.op.rows(rows)
@@ -377,11 +378,11 @@ class _Search:
         )  # fmt: skip
 
     def _bounds(self) -> IntervalRule:
-        """What the random start says of the eigenvalues that the search has not found."""
+        """The interval's rule for eigenvalues that the search has not found, from its random start."""
         return from_random_rows(self.which, self.op.dim, self.block, *self.first)
 
     def _parted(self, coefficients: Tensor, rows: Tensor, images: Tensor) -> bool:
-        """Whether recurrence and product differ on the pair that is furthest from converged, by half its residual."""
+        """Whether recurrence and product differ by half of the residual on the pair that is furthest from converged."""
         residuals = self.space.shard.whole(self.space.residual_rows(coefficients))
         across = project_out(images, rows)  # both are orthogonal to the pairs
         sizes = row_norms(across)
@@ -398,12 +399,12 @@ def _as_is(rows: Tensor) -> Tensor:
 
 
 def _cut(error: Exception) -> str:
-    """Why a run was cut, as a stop reason."""
+    """The reason for which a run was cut, as its `stop`."""
     return str(error).partition(";")[0] if isinstance(error, StoppedError) else f"not finite: {error}"
 
 
 def _check(op: Operator, k: int, which: str, tol: float, max_products: int | None, block: int) -> None:
-    """Refuse what cannot be done before any product is spent."""
+    """Check the arguments before any product is spent."""
     if not 1 <= k <= op.dim:
         raise ValueError(f"k must lie between 1 and the dimension, got k={k} for dim={op.dim}")
     if which not in get_args(Which):
@@ -418,7 +419,7 @@ def _check(op: Operator, k: int, which: str, tol: float, max_products: int | Non
 
 
 def _warn(pairs: EigenPairs, tol: float) -> None:
-    """Say so, with the remedy, when a pair has not converged."""
+    """Warn, with a remedy, if a pair has not converged or the search was cut."""
     found = bool(pairs.converged.all())
     if found and not pairs.cut:
         return

@@ -1,18 +1,18 @@
 """The head of the spectrum: block Lanczos for the outliers, locked before the probes run.
 
-A block of b rows is multiplied at once, each image orthogonalised twice against all rows so far, as matrix products on
-one contiguous buffer; Rayleigh-Ritz on the projected matrix, in float64, gives the Ritz pairs, and the last block gives
-their residuals without a further product.
+A block of b rows is multiplied at once. Each image is orthogonalised twice against all rows so far, as matrix products
+on one contiguous buffer. Rayleigh-Ritz on the projected matrix, in float64, gives the Ritz pairs, and the last block
+gives their residuals without a further product.
 
-What is locked is an orthonormal U (rows u_i) with H u_i = theta_i u_i + r_i and U R' = 0. With Q = I - U'U,
+The locked rows u_i form an orthonormal U with H u_i = theta_i u_i + r_i and U R' = 0. With Q = I - U'U,
 
     Tr H      = sum theta_i + Tr QHQ
     ||H||_F^2 = 2 ||HU||^2 - ||U'HU||^2 + ||QHQ||_F^2 = sum (theta_i^2 + 2 |r_i|^2) + ||QHQ||_F^2
 
-hold exactly however good the pairs are, because |H u_i|^2 = theta_i^2 + |r_i|^2. Locking large eigenvalues takes their
-share out of what probes must estimate (Chen and Hallman 2022, Krylov-aware deflation).
+hold exactly for pairs of any accuracy, because |H u_i|^2 = theta_i^2 + |r_i|^2. Probes then need not estimate the share
+of the locked eigenvalues, which are the large ones (Chen and Hallman 2022, Krylov-aware deflation).
 
-Where ranks multiply together, each keeps its part of every row (`space.Shard`).
+If several ranks compute products together, each keeps its part of every row (`space.Shard`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,25 +31,25 @@ from ..storage import Result
 Progress = Callable[[int, int], None]  # (products done, products expected)
 
 _DENSE_BLOCK = 64  # rows of a dense matrix that are computed at a time
-_ROUND_OFF = 2.0  # directions of no more than this many eps times the norm are dropped, and no residual tells of them
+_ROUND_OFF = 2.0  # directions shorter than this many eps times the norm are dropped, and count in no residual
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Head(Result):
-    """Locked Ritz pairs, largest |theta| first, and what the whole block space says of the ends of the spectrum.
+    """Locked Ritz pairs, largest |theta| first, and the extreme Ritz values of the whole block space.
 
     Attributes:
         values: Ritz values theta_i (r,), float64, on the host.
-        vectors: Orthonormal rows u_i (r, dim), on the operator's device; of many ranks each keeps its part.
+        vectors: Orthonormal rows u_i (r, dim), on the operator's device; with several ranks, this rank's part.
         residuals: |r_i| = |H u_i - theta_i u_i| (r,), float64, on the host.
-        residual_rows: r_i (r, dim), each orthogonal to all of the block space; in parts as well.
-        coupling: ||R||_2, the spectral norm of the residual rows: by Weyl's inequality no eigenvalue of H is further
-            than this from one of diag(theta) and QHQ put together.
-        theta_min: Smallest Ritz value of the block space, locked or not, and its residual.
+        residual_rows: r_i (r, dim), each orthogonal to all of the block space; with several ranks, this rank's part.
+        coupling: ||R||_2, the spectral norm of the residual rows: by Weyl's inequality, each eigenvalue of H is at most
+            this far from an eigenvalue of diag(theta) or of QHQ.
+        theta_min: Smallest Ritz value of the block space, locked or not.
         theta_min_residual: |H u - theta_min u|.
-        theta_max: Largest Ritz value of the block space, locked or not, and its residual.
+        theta_max: Largest Ritz value of the block space, locked or not.
         theta_max_residual: |H u - theta_max u|.
-        complete: The rows span everything: `values` is the whole spectrum, and nothing is left for probes.
+        complete: The rows span the whole space: `values` is the whole spectrum, and nothing is left for probes.
         products: Matrix-vector products spent.
         seed: Seed of the start block.
     """
@@ -85,22 +85,21 @@ def find_head(
     space: "BlockSpace | None" = None,
     checkpoint: "Callable[[BlockSpace], None] | None" = None,
 ) -> Head:
-    """Lock up to `max_locked` Ritz pairs, largest |theta| first, of residuals up to tol * max |theta| and |theta|.
+    """Lock up to `max_locked` Ritz pairs, largest |theta| first, with residuals up to tol * max |theta| and |theta|.
 
-    Costs block * num_steps products and as many rows of memory; a matrix of that order or less is diagonalised in full
-    by dim products instead, and the head is then complete.
+    This costs block * num_steps products and stores as many rows. A matrix of at most that order is diagonalised in
+    full by dim products instead, and the head is then complete.
 
     Args:
         op: The matrix.
         block: Rows multiplied at a time; an eigenvalue is found with up to this multiplicity.
         num_steps: Block steps.
-        max_locked: Most pairs to lock; a complete head keeps all.
+        max_locked: Largest number of pairs to lock; a complete head keeps all.
         tol: Residual relative to the largest |theta|.
-        seed: Seed of the start block, which uses probe indices -1 ... -block and so shares no row with the probes 0, 1,
-            ...
+        seed: Seed of the start block, whose probe indices are -1 ... -block: it shares no row with probes 0, 1, ...
         progress: Called as progress(products done, products in all).
-        space: Where an earlier run had come to (`BlockSpace.restored`), to be gone on with.
-        checkpoint: Called with the block space before each batched product, to be saved or not.
+        space: The block space of an earlier run, to continue from (`BlockSpace.restored`).
+        checkpoint: Called with the block space before each batched product, and may save it.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -139,7 +138,7 @@ def _lock(space: "BlockSpace", max_locked: int, tol: float, seed: int) -> Head:
     values, coefficients, norms = space.ritz()
     largest = values.abs().max()
     order = values.abs().argsort(descending=True)
-    known = norms <= torch.minimum(tol * largest, values.abs())  # of one near 0 a small residual says nothing
+    known = norms <= torch.minimum(tol * largest, values.abs())  # for a value near 0 a small residual says nothing
     chosen = order[known[order]][:max_locked]
     residual_rows = space.residual_rows(coefficients[:, chosen])
     return Head(
@@ -188,10 +187,10 @@ def _whole(op: Operator, seed: int, progress: Progress | None) -> Head:
 class BlockSpace:
     """A growing block Krylov space: orthonormal rows, the projected matrix, the residual of the last block.
 
-    With rows B and the last block's image orthogonalised to W (b, dim), H B' = B' T + W' E', where E picks the last
-    block. Directions of a block that vanish (an invariant subspace, or dim reached) are dropped: their rows are zero
-    and `alive` is false there, so that no step waits for the device to know. `vanishing` says which are taken to,
-    relative to the norm of the matrix; never less than round-off.
+    With rows B, and W (b, dim) the last block's image after orthogonalisation, H B' = B' T + W' E', where E selects the
+    last block. Directions of a block that vanish (an invariant subspace, or dim reached) are dropped: their rows become
+    zero and `alive` false, so that no step waits for the device. A direction vanishes if its length is at most
+    `vanishing` times the norm of the matrix; the least is round-off.
     """
 
     def __init__(self, op: Operator, capacity: int, vanishing: float = 0.0) -> None:
@@ -207,9 +206,9 @@ class BlockSpace:
         self.size = 0  # rows in all
 
     def state(self) -> dict[str, Any]:
-        """What is known before a product, as plain data; the rows, whose blocks do not change any more, are `blocks`.
+        """The state before a product, as plain data, without the rows: see `blocks`, which never change.
 
-        The residual is not part of it: the block that waits to be multiplied was made of it.
+        The residual is not part of it, because the block to be multiplied next was made from it.
         """
         size = self.size
         return {
@@ -218,14 +217,14 @@ class BlockSpace:
         }  # fmt: skip
 
     def blocks(self, width: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """The rows from `first` on, in blocks of `width` with the numbers of their first rows."""
+        """The rows from `first` on, in blocks of `width`, each with the number of its first row."""
         return ((at, self.rows[at : min(at + width, self.size)]) for at in range(first, self.size, width))
 
     @classmethod
     def restored(
         cls, op: Operator, capacity: int, state: Mapping[str, Any], blocks: Iterable[Tensor], vanishing: float = 0.0
     ) -> "BlockSpace":
-        """The space whose `state` and `blocks` these were, on the device of the operator."""
+        """The space from its saved `state` and `blocks`, on the device of the operator."""
         space, size = cls(op, capacity, vanishing), state["size"]
         space.rows[:size] = torch.cat(list(blocks)).to(space.rows)
         space.matrix[:size, :size] = state["matrix"].to(space.matrix)
@@ -235,9 +234,9 @@ class BlockSpace:
         return space
 
     def append(self, rows: Tensor, floor: float | Tensor | None = None) -> None:
-        """Add a block, orthonormalised; directions no longer than `floor` (default: vanishing) are dropped.
+        """Add a block, orthonormalised; directions of length at most `floor` (default: vanishing) are dropped.
 
-        The rows are whole, or parts.
+        The rows are whole, or this rank's part of them.
         """
         if floor is None:
             floor = self.vanishing * self.scale
@@ -281,15 +280,15 @@ class BlockSpace:
         return values, coefficients, torch.linalg.vector_norm(root @ coefficients[self.last :], dim=0)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Rows (r, dim) from coefficients (known, r), in parts."""
+        """Rows (r, dim) from coefficients (known, r); this rank's part."""
         return coefficients.T.to(self.rows) @ self.rows[: self.known]
 
     def residual_rows(self, coefficients: Tensor) -> Tensor:
-        """H u - theta u (r, dim), in parts, for the Ritz vectors u of `coefficients` (known, r); spends no product."""
+        """H u - theta u (r, dim), this rank's part, for Ritz vectors u of `coefficients` (known, r); no product."""
         return coefficients[self.last :].T.to(self.rows) @ self.residual
 
     def restart(self, coefficients: Tensor, values: Tensor) -> None:
-        """Keep the Ritz pairs given and the residual block, forget the rest (thick restart, Wu and Simon 2000)."""
+        """Keep the given Ritz pairs and the residual block, drop the rest (thick restart, Wu and Simon 2000)."""
         kept = len(values)
         self.rows[:kept] = self.combine(coefficients)
         self.rows[kept:] = 0.0
@@ -304,15 +303,15 @@ class BlockSpace:
 def orthonormalised(
     rows: Tensor, basis: Tensor, floor: float | Tensor, shard: Shard | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Orthonormal rows (b, dim) that span `rows` less the span of `basis`, and which of them are there, (b,) bool.
+    """Orthonormal rows (b, dim) that span `rows` projected off `basis`, and which of them are not zero, (b,) bool.
 
-    Block projection against the basis, then Gram-Schmidt row by row within the block, each twice; the whole once more,
-    because division by a small norm brings back what projection left behind. Rows no longer than `floor` become zero.
-    A decomposition of the b x b Gram matrix would be shorter, but waits for the device and squares the condition. With
-    a shard, rows and basis are this rank's parts.
+    Block projection against the basis, then Gram-Schmidt row by row within the block, each twice. All of this is done a
+    second time, because division by a small norm magnifies what the projection has left. Rows of length at most `floor`
+    become zero. A decomposition of the b x b Gram matrix would be shorter code, but waits for the device and squares
+    the condition number. With a shard, rows and basis are this rank's parts.
     """
     shard = shard or Shard(SELF, rows.shape[1])
-    for least in (floor, 0.5):  # the second time a row of length 1 that loses half of it was round-off
+    for least in (floor, 0.5):  # the second time rows have length 1; one that loses half of it was round-off
         for _ in range(2):
             rows = shard.project_out(rows, basis)
         done = torch.zeros_like(rows)
@@ -338,8 +337,8 @@ def dense_eigenpairs(
 
     Args:
         op: The matrix.
-        before: Blocks of rows of it that an earlier run had computed.
-        checkpoint: Called with the blocks before each batched product, to be saved or not.
+        before: Blocks of rows of the matrix that an earlier run has computed.
+        checkpoint: Called with the blocks before each batched product, and may save them.
 
     Raises:
         NonFiniteError: If a product is NaN or infinite.
@@ -359,13 +358,13 @@ def dense_eigenpairs(
 
 
 def refuse_non_finite(op: Operator) -> NoReturn:
-    """Raise what the operator knows about a product that came out NaN or infinite: a network names the batch."""
+    """Raise an error about a product that is NaN or infinite; the operator of a network names the batch."""
     op.diagnose()
     raise NonFiniteError(f"a product with the {op.matrix} is not finite")
 
 
 def _spectral_norm(op: Operator, rows: Tensor, shard: Shard) -> float:
-    """||R||_2 from the Gram matrix of the rows, given in parts; 0 for none."""
+    """||R||_2 from the Gram matrix of the rows, of which each rank gives its part; 0 if there are none."""
     if not len(rows):
         return 0.0
     gram = shard.sum(row_products(rows, rows)).cpu()

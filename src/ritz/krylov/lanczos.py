@@ -6,18 +6,18 @@ For each probe, with unit rows q_1, q_2, ... and q_1 the normalised start,
 
 (Lanczos 1950, in the order of operations of Paige 1972). Three ways to keep the rows orthogonal:
 
-* "locked": project every image against a shared orthonormal basis of locked eigenvectors, and nothing else. The rows of
-  one probe lose orthogonality once a Ritz value converges; quadrature stays right (Greenbaum 1989), and with the
-  outliers locked there is little left to converge to.
+* "locked": project every image only against a shared orthonormal basis of locked eigenvectors. The rows of a probe lose
+  orthogonality once a Ritz value converges, but quadrature stays right (Greenbaum 1989), and once the outliers are
+  locked, few Ritz values converge.
 * "none": the same without a locked basis.
-* "full": also re-orthogonalise against every earlier row of the same probe, twice, as batched matrix products. Memory
-  is that of all rows: num_steps * K * dim numbers, on the device or on the host. How far each row is from being
-  orthonormal to those before it is measured on the way (`LanczosState.overlaps`).
+* "full": also re-orthogonalise against every earlier row of the same probe, twice, as batched matrix products. This
+  stores all rows: num_steps * K * dim numbers, on the device or on the host. It also measures how far each row is from
+  being orthonormal to the earlier ones (`LanczosState.overlaps`).
 
 A probe whose Krylov space is exhausted breaks down: beta_j is then set to exactly 0 and the next row to zero, so that
 the leading block, whose quadrature is exact, stands alone. Nothing in the loop waits for the device.
 
-Where ranks multiply together, each keeps its part of the locked rows and of the basis (`space.Shard`).
+If several ranks compute products together, each keeps its part of the locked rows and of the basis (`space.Shard`).
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _CHUNK = 8  # steps of a host basis brought to the device at a time
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LanczosState(Result):
-    """A run after some steps: all that is needed to save it and to go on as if it had not stopped.
+    """A run after some steps: all that is needed to save it and to continue it as if it had not stopped.
 
     Attributes:
         alpha: Diagonals so far (k, m), float64.
@@ -51,10 +51,11 @@ class LanczosState(Result):
         rows: The unit rows of the next step (k, dim); zero where the probe has broken down.
         previous: The unit rows of the last step (k, dim).
         norms: Norms of the start rows after projection (k,), float64.
-        scale: The size of the matrix, by which round-off is told from what is small: as each probe has seen it, or as
-            the noise of its products has it (k,), float64; breakdown is relative to it.
-        basis: The rows of all steps (m, k, dim), for "full" only; where they live is where they stay.
-        locked: Shared orthonormal rows (r, dim) that every row is kept orthogonal to. Of both a rank keeps its part.
+        scale: The size of the matrix as each probe has seen it, or as it follows from the noise of the products (k,),
+            float64. A beta is round-off (breakdown) if it is small relative to this.
+        basis: The rows of all steps (m, k, dim), for "full" only, on the device or on the host.
+        locked: Shared orthonormal rows (r, dim) to which every row is kept orthogonal. A rank keeps only its part of
+            `basis` and `locked`.
         reorthogonalize: "locked", "full" or "none".
         overlaps: For "full": max_i |q_i . q_j - delta_ij| over i <= j for the row of each step (k, m), float64.
     """
@@ -85,9 +86,9 @@ class LanczosState(Result):
         return (self.norms > 0) & (self.beta > 0).all(1)
 
     def lost(self) -> Tensor:
-        """Which steps were taken with a row that is not orthonormal to half of the digits, (m,) bool on the device.
+        """Which steps used a row whose overlaps are larger than sqrt(eps), (m,) bool on the device.
 
-        Down to sqrt(eps) T is that of exact arithmetic to round-off (semi-orthogonality, Simon 1984).
+        Up to that, T equals that of exact arithmetic except for round-off (semi-orthogonality, Simon 1984).
         """
         if self.overlaps is None:
             return torch.zeros(self.num_steps, dtype=torch.bool, device=self.alpha.device)
@@ -95,7 +96,7 @@ class LanczosState(Result):
         return (self.overlaps > limit).any(0)
 
     def first(self, num_steps: int) -> "LanczosState":
-        """The numbers of the first steps alone; the rows stay those of the last."""
+        """The state with the tridiagonals and overlaps of the first steps only; the rows remain those of the last."""
         overlaps = None if self.overlaps is None else self.overlaps[:, :num_steps]
         return dataclasses.replace(
             self, alpha=self.alpha[:, :num_steps], beta=self.beta[:, :num_steps], overlaps=overlaps
@@ -109,7 +110,7 @@ class LanczosState(Result):
         return Tridiagonal(self.alpha.cpu(), self.beta.cpu(), self.norms.square().cpu(), eps)
 
     def to(self, device: torch.device | str, *, offload: bool = False) -> "LanczosState":
-        """The state on another device; `offload` leaves the basis of "full" where it is."""
+        """The state on another device; with `offload`, the basis of "full" is not moved."""
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in moved.items():
             if isinstance(value, Tensor) and not (offload and name == "basis"):
@@ -129,13 +130,13 @@ def start(
     """The state before the first step: start rows projected against the locked ones and normalised.
 
     Args:
-        rows: Start rows (k, dim), one for each probe; need not be unit.
+        rows: Start rows (k, dim), one for each probe, of any length.
         locked: Orthonormal rows (r, dim) or this rank's part of them, or None.
         reorthogonalize: See the module's text.
         offload: Keep the basis of "full" in host memory.
-        noise: The norm of the round-off of a product, where it is known. With the outliers locked, what is left may be
-            nothing but round-off of their size, and only this tells it from a small matrix.
-        world: The ranks that multiply together, those of the operator.
+        noise: The norm of the round-off of a product, if it is known. Once the outliers are locked, the rest of the
+            matrix may be nothing but their round-off, and only `noise` distinguishes this from a small matrix.
+        world: The ranks that compute products together: those of the operator.
 
     Raises:
         ValueError: If the shapes do not fit, the mode is unknown, or "none" is given a locked basis.
@@ -160,7 +161,7 @@ def start(
     before = shard.norms(own)
     own = own if locked is None else shard.project_out(own, locked, times=2)
     norms = shard.norms(own)
-    # a start inside the locked space leaves round-off only
+    # of a start row inside the locked space, only round-off is left
     norms = torch.where(norms <= BREAKDOWN * torch.finfo(rows.dtype).eps * before, 0.0, norms)
     rows = shard.whole(_divided(own, norms))
     basis = None
@@ -185,7 +186,7 @@ def lanczos(
     noise: float = 0.0,
     observe: Observer | None = None,
 ) -> LanczosState:
-    """`num_steps` steps from the start rows; `start` and `extend` in one.
+    """`num_steps` steps from the start rows: `start`, then `extend`.
 
     Example:
         >>> from ritz.operators.algebra import DenseOperator
@@ -206,22 +207,22 @@ def extend(
     observe: Observer | None = None,
     checkpoint: Callable[[LanczosState], None] | None = None,
 ) -> LanczosState:
-    """`num_steps` more steps from any state, fresh or loaded; on one CPU the result does not depend on the pauses.
+    """`num_steps` more steps from any state, fresh or loaded; on one CPU the result does not depend on interruptions.
 
     Args:
         op: The matrix.
-        state: Where to go on.
+        state: The state to continue from.
         num_steps: How many steps.
         observe: Called as observe(step, rows, image) with the unit rows of the step, (k, dim), and their images after
-            projection against the locked rows; both are zero for a probe that has broken down. Not to be modified.
-            Where ranks multiply together they are this rank's parts.
-        checkpoint: Called with the state after each step, to be saved or not.
+            projection against the locked rows; both are zero for a probe that has broken down. It must not modify them.
+            With several ranks, it gets this rank's parts.
+        checkpoint: Called with the state after each step, and may save it.
 
     Raises:
         ValueError: If the operator's dimension is not that of the rows, or num_steps < 1.
     """
     if op.dim != state.rows.shape[1]:
-        raise ValueError(f"the operator has dim={op.dim}, the rows have {state.rows.shape[1]}")
+        raise ValueError(f"the operator has dim={op.dim}, but the rows of the state have {state.rows.shape[1]} entries")
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
     state = _aligned(state)
@@ -249,8 +250,8 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
     alpha = shard.sum(row_dots(own, new))
     new = new - alpha.to(rows.dtype)[:, None] * own
     if state.locked is not None:
-        # what round-off leaves of the rows in the locked space obeys a recurrence of its own, for the eigenvalue 0 of
-        # QAQ there, and grows wherever 0 lies outside the rest of the spectrum
+        # round-off leaves a part of the rows in the locked space, where QAQ has the eigenvalue 0; the recurrence makes
+        # this part grow if 0 lies outside the rest of the spectrum
         new = shard.project_out(new, state.locked)
     basis, overlaps = None, state.overlaps
     if room is not None:
@@ -276,10 +277,10 @@ def _step(op: Operator, state: LanczosState, room: Tensor | None, observe: Obser
 def _reorthogonalised(
     rows: Tensor, basis: Tensor, shard: Shard, measured: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows (k, dim) less what they have along the rows of the same probe in basis (m, k, dim); all of them in parts.
+    """Rows (k, dim) orthogonalised against the rows of the same probe in basis (m, k, dim); all are this rank's parts.
 
-    Also how far `measured`, the last rows of the basis, are from being orthonormal to all of it, (k,) float64. The
-    basis is at hand for that, wherever it lives.
+    Also how far `measured`, the last rows of the basis, are from being orthonormal to all of it, (k,) float64: this
+    costs little here, because a basis on the host is brought to the device anyway.
     """
     products = []
     for piece in _brought(basis, rows.device):
@@ -295,12 +296,12 @@ def _reorthogonalised(
 
 
 def _along(basis: Tensor, rows: Tensor) -> Tensor:
-    """What each of the rows (k, dim) has along those of the same probe in basis (m, k, dim), (k, m) float64."""
+    """Inner products of each of the rows (k, dim) with those of the same probe in basis (m, k, dim), (k, m) float64."""
     return torch.cat([row_products(rows[i : i + 1], basis[:, i]) for i in range(len(rows))])
 
 
 def underflows(image: Tensor) -> bool:
-    """Whether a product is so small that the squares of even its largest numbers lose digits, and norms are wrong.
+    """Whether a product is so small that the squares of even its largest entries underflow, so that norms are wrong.
 
     Example:
         >>> underflows(torch.full((2,), 1e-20)), underflows(torch.full((2,), 1e-20, dtype=torch.float64))
@@ -312,9 +313,9 @@ def underflows(image: Tensor) -> bool:
 
 
 def _brought(basis: Tensor, device: torch.device) -> Iterator[Tensor]:
-    """A basis on the device: one that is there as one piece, one on the host in pieces.
+    """The basis on the device: in one piece if it is there already, else in pieces from the host.
 
-    The next piece is on its way, on a stream of its own, while one is worked on.
+    The next piece is copied on a separate stream while the current one is in use.
     """
     if basis.device == device or device.type != "cuda":
         yield basis.to(device)
@@ -332,12 +333,12 @@ def _brought(basis: Tensor, device: torch.device) -> Iterator[Tensor]:
         current.wait_stream(aside)
         piece, ahead = ahead, fetched(number + 1)
         assert piece is not None
-        piece.record_stream(current)  # its memory is not given away before it was worked on
+        piece.record_stream(current)  # its memory is not reused before the current stream is done with it
         yield piece
 
 
 def _room(state: LanczosState, num_steps: int) -> Tensor | None:
-    """A buffer for the basis that the run will fill, with what there is of it already."""
+    """A buffer for the basis of the whole run, which starts with the rows so far."""
     if state.basis is None:
         return None
     done, pinned = state.num_steps, state.basis.device.type == "cpu" and state.rows.is_cuda
@@ -349,7 +350,7 @@ def _room(state: LanczosState, num_steps: int) -> Tensor | None:
 
 
 def _aligned(state: LanczosState) -> LanczosState:
-    """The state with its rows at the addresses of fresh tensors: CPU kernels may round differently at others."""
+    """The state with its rows aligned as in fresh tensors: CPU kernels may round differently at other addresses."""
 
     def fresh(tensor: Tensor) -> Tensor:
         return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()

@@ -1,4 +1,4 @@
-"""Eigenpairs as a result: which are wanted, how good they are."""
+"""Eigenpairs as a result: the order in which they are reported, their residuals and intervals."""
 
 import math
 from dataclasses import dataclass, field
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Which = Literal["largest", "smallest", "both", "magnitude"]
 
-
-_SHOWN = 6  # values in a line
+_SHOWN = 6  # values in a repr
 _EXACT = Exact()
 _CUT = (stopping.MAX_PRODUCTS, stopping.STAGNATION, stopping.UNDERFLOW)  # the search ended before it had found all
 _ORDERS = {
@@ -32,7 +31,7 @@ _ORDERS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EigenPairs(Result):
-    """Eigenvalues, eigenvectors and how good they are.
+    """Eigenvalues and eigenvectors, with their residuals.
 
     Attributes:
         values: Rayleigh quotients (k,), float64: "largest" and "both" descending, "smallest" ascending, "magnitude" by
@@ -41,15 +40,15 @@ class EigenPairs(Result):
         residuals: |A u - value u| (k,), float64, each from a product of its own; [value - residual, value + residual]
             holds an eigenvalue.
         converged: Which residuals are within tolerance (k,), bool.
-        which: Which end was asked for.
+        which: Which end was requested.
         products: Matrix-vector products spent.
         seed: Seed of the start block.
         stop: "converged", "exact" (the whole matrix was diagonalised), or a reason of `ritz.stopping`: "noise floor",
-            "stagnation", "underflow", "max_products". A run that was cut says why; its residuals are then those of the
-            recurrence.
-        noise: Measured relative error of one product, as a part of the spectral norm; None where it was not measured.
+            "stagnation", "underflow", "max_products". If the run was stopped, or a product was not finite, it says so;
+            the residuals are then those of the recurrence.
+        noise: Measured error of one product relative to the spectral norm; None if it was not measured.
         convention: Which matrix.
-        rule: Of the interval of `extreme` where the search was cut.
+        rule: The rule of the interval of `extreme` if the search was cut.
     """
 
     values: Tensor
@@ -66,17 +65,17 @@ class EigenPairs(Result):
 
     @property
     def cut(self) -> bool:
-        """Whether the search ended before it had found all pairs, so that there may be others further out."""
+        """Whether the search ended before it had found all pairs, so that others may lie further out."""
         return not isinstance(self.rule, Exact)
 
     @property
     def extreme(self) -> Estimate:
         """The first of the values: the largest eigenvalue, the smallest, or with "magnitude" max |lambda|.
 
-        Of a pair that has converged, or is as good as the products are, the interval is that of the residual. A search
-        that was cut knows an eigenvalue within the residual, but not that it is the last one: what it may have missed
-        is bounded by the random start of its first window (`ritz.intervals.RandomStart`), and by nothing where that
-        had too few steps. In magnitude it may also have missed one of the other sign, beyond a pair that has converged.
+        If the pair has converged, or is as good as the products allow, the interval is that of the residual. If the
+        search was cut, an eigenvalue lies within the residual, but others may lie further out. The random start of the
+        first window bounds them (`ritz.intervals.RandomStart`), unless that window had too few steps. With "magnitude",
+        the search may also have missed an eigenvalue of the other sign that is larger than a pair that has converged.
         """
         value, residual = float(self.values[0]), float(self.residuals[0])
         name = {"smallest": "smallest eigenvalue", "magnitude": "spectral norm"}.get(self.which, "largest eigenvalue")
@@ -111,9 +110,9 @@ class EigenPairs(Result):
 def from_random_rows(
     which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float
 ) -> IntervalRule:
-    """The interval of an extreme eigenvalue by what blocks of random rows have found before the first restart.
+    """The interval of an extreme eigenvalue from the block of random rows before the first restart.
 
-    The Krylov space of a block holds those of its rows: it is at least as good as the best of `width` runs.
+    The Krylov space of a block contains those of its rows, so it is at least as good as the best of `width` runs.
 
     Args:
         which: Which eigenvalue.
@@ -133,7 +132,7 @@ def from_random_rows(
 
 
 def select(values: Tensor, k: int, which: Which) -> Tensor:
-    """Indices of the k wanted among ascending values, in the order in which they are reported.
+    """Indices of the k requested ones among ascending values, in the order in which they are reported.
 
     Example:
         >>> select(torch.tensor([-5.0, 0.0, 1.0, 2.0]), 3, "both").tolist()
@@ -166,15 +165,15 @@ def reported(
     stops: tuple[str, str],
     cut: IntervalRule = _EXACT,
 ) -> EigenPairs:
-    """The result, its residuals taken from the images.
+    """The result, with residuals from the images.
 
-    `stops` says how a converged run ends and how another, and `cut` what is known of the eigenvalues of a run that ends
-    before it has found them.
+    `stops` are the stop reasons of a converged run and of any other; `cut` is the rule of the interval if the run ends
+    before it has found all pairs.
     """
     apart, small = images - values.to(rows)[:, None] * rows, underflows(images)
     residuals = row_norms(apart.double() if small else apart).cpu()
     converged = residuals <= tol * norm
-    if small and stops[0] != "exact":  # the recurrence had norms that are wrong, and may have missed a pair
+    if small and stops[0] != "exact":  # norms in the recurrence are wrong, so it may have missed a pair
         converged, stops = torch.zeros_like(converged), (stops[0], stopping.UNDERFLOW)
     stop = stops[0] if bool(converged.all()) else stops[1]
     return EigenPairs(
@@ -193,5 +192,5 @@ def reported(
 
 
 def tolerance(tol: float, dtype: torch.dtype) -> float:
-    """The tolerance asked for, or what the precision allows."""
+    """The requested tolerance, or the smallest that the precision allows."""
     return max(tol, 16 * torch.finfo(dtype).eps)

@@ -6,11 +6,12 @@ weights of the m-point Gauss rule for the spectral measure of v:
 
     v' f(A) v  ~  sum_j w_j f(t_j),        exact for polynomials of degree <= 2m - 1
 
-(Golub and Welsch 1969; Golub and Meurant 1994). Every (m+1) x (m+1) tridiagonal that continues T by beta_m and any last
-entry is a rule exact to degree 2m; the entry that puts a node at a chosen place makes it the Gauss-Radau rule.
+(Golub and Welsch 1969; Golub and Meurant 1994). Extend T by beta_m and any last diagonal entry: the rule of the
+(m+1) x (m+1) tridiagonal is exact to degree 2m. If the entry is chosen such that one node has a given place, it is the
+Gauss-Radau rule.
 
-All functions take any leading batch shape. A zero off-diagonal splits T; the first unit vector sees the leading block
-only, whose rule is then exact (the Krylov space is invariant), and whatever follows the zero is ignored.
+All functions accept any leading batch shape. A zero off-diagonal splits T into blocks. The first unit vector lies in
+the leading block, whose rule is then exact (the Krylov space is invariant); whatever follows the zero is ignored.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 _EPS = torch.finfo(torch.float64).eps
-_FAR = 100.0  # eigensolvers promise digits relative to the largest entry; one beyond _FAR * |T| is not let in
+_FAR = 100.0  # eigensolvers are accurate relative to the largest entry, so no entry may be larger than _FAR * |T|
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def gauss(alpha: Tensor, beta: Tensor) -> Quadrature:
 
     Args:
         alpha: Diagonals, shape (..., m).
-        beta: Off-diagonals, shape (..., m - 1). After a zero the leading block's rule is exact and the remaining nodes
-            get weight zero; they are put at alpha_1, inside the spectrum, where f is finite.
+        beta: Off-diagonals, shape (..., m - 1). If one is zero, the rule of the leading block is exact. The remaining
+            nodes get weight zero and are placed at alpha_1, inside the spectrum, where f is finite.
 
     Raises:
         ValueError: If the shapes do not fit or an entry is not finite.
@@ -66,12 +67,13 @@ def radau(alpha: Tensor, beta: Tensor, end: float | Tensor) -> Quadrature:
     """The Gauss-Radau rule with one node at `end`: m + 1 nodes, exact to degree 2m (Golub 1973).
 
     The last entry is end + beta_m^2 / d_m, where d_1 = alpha_1 - end, d_j = alpha_j - end - beta_{j-1}^2 / d_{j-1} are
-    the pivots of T - end I. Where `end` is so near an eigenvalue of T that this entry leaves the scale of T, the rule
-    of one node less, alpha_m - d_m in the last place, is used: it too has a node at `end`, and is exact to 2m - 2.
+    the pivots of T - end I. If `end` is so near an eigenvalue of T that this entry is far larger than T, the rule with
+    one node less is used instead, with alpha_m - d_m as its last entry: it also has a node at `end`, and is exact to
+    degree 2m - 2.
 
     Args:
         alpha: Diagonals, shape (..., m).
-        beta: Off-diagonals and, last, the residual beta_m, shape (..., m). Where a beta is zero the Gauss rule is exact
+        beta: Off-diagonals and, last, the residual beta_m, shape (..., m). If a beta is zero, the Gauss rule is exact
             and no node is placed.
         end: The node, a number or a tensor that broadcasts against the batch shape (and may extend it).
 
@@ -82,7 +84,7 @@ def radau(alpha: Tensor, beta: Tensor, end: float | Tensor) -> Quadrature:
     """
     if alpha.ndim < 1 or beta.shape != alpha.shape:
         raise ValueError(
-            f"expected alpha and beta of one shape (..., m), beta with the residual last, "
+            "expected alpha and beta of the same shape (..., m), with the residual as the last entry of beta, "
             f"got {tuple(alpha.shape)} and {tuple(beta.shape)}"
         )
     alpha, beta, level = _with_level(alpha, beta, end)
@@ -106,16 +108,16 @@ def mass_bounds(alpha: Tensor, beta: Tensor, level: float | Tensor, *, eps: floa
 
         sum_{t_j < t} w_j  <=  mu((-inf, t))  <=  mu((-inf, t])  <=  sum_{t_j <= t} w_j
 
-    (Akhiezer 1965, chapter 2). The 2m + 1 moments that m steps know allow no better.
+    (Akhiezer 1965, chapter 2). No better bounds follow from the 2m + 1 moments that m steps determine.
 
     Args:
         alpha: Diagonals, shape (..., m).
         beta: Off-diagonals and the residual, shape (..., m).
         level: A number or a tensor that broadcasts against the batch shape.
-        eps: Precision of the run that made the tridiagonal: what lies within 64 eps |T| of the level counts as at it.
+        eps: Precision of the run that made the tridiagonal: a node within 64 eps |T| of the level counts as at it.
 
     Returns:
-        (lower, upper), each of the batch shape; both belong to unit probes, so they lie in [0, 1].
+        (lower, upper), each of the batch shape and in [0, 1], since the probes are unit vectors.
 
     Example:
         >>> low, high = mass_bounds(torch.tensor([2.0]), torch.tensor([1.0]), 1.0)  # mean 2, variance 1
@@ -159,8 +161,8 @@ def bounds(
     smallest = top.nodes[..., 0]
     if bool((end > smallest + 1024 * _EPS * scale(alpha.double(), beta.double())).any()):
         raise ValueError(
-            f"lower_end = {float(end.max()):.6g} is no lower bound of the spectrum: there is a Ritz value "
-            f"{float(smallest.min()):.6g}; pass a smaller one"
+            f"lower_end must be a lower bound of the spectrum, got {float(end.max()):.6g}, but a Ritz value is "
+            f"{float(smallest.min()):.6g}; pass a smaller lower_end"
         )
     upper = top.integrate(f)
     lower = radau(alpha, beta, end).integrate(f)
@@ -170,8 +172,8 @@ def bounds(
 def eigen_system(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (..., m), ascending, and eigenvectors (..., m, m) of tridiagonals, cut at the first zero of beta.
 
-    The part behind the cut is replaced by alpha_1 on the diagonal, which lies between the extreme Ritz values: its
-    nodes have weight zero and are never the smallest nor the largest alone.
+    The diagonal behind the cut is replaced by alpha_1. These nodes have weight zero and, since alpha_1 lies between the
+    extreme Ritz values, do not change the smallest and the largest node.
 
     Example:
         >>> eigen_system(torch.tensor([2.0, 9.0]), torch.tensor([0.0]))[0].tolist()
@@ -186,7 +188,7 @@ def eigen_system(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             "the tridiagonal is not finite: a product returned NaN or infinity; check the loss and weights"
         )
-    # float64 whatever came in: the last digits of T are where the small weights live
+    # always float64: small weights depend on the last digits of T
     alpha, beta = alpha.double(), beta.double()
     alive = (beta != 0).cumprod(-1).bool()  # (..., m - 1)
     tail = torch.where(alive, alpha[..., 1:], alpha[..., :1])

@@ -3,10 +3,11 @@
     A x = b,   A symmetric positive definite
 
 (Hestenes and Stiefel 1952). A direction of negative curvature, p'Ap <= 0, proves that A is not positive definite: the
-column stops there. The residual of the recurrence drifts from the true one, so once in a while and at the end b - A x
-is computed anew, and the iteration is resumed from there while that helps. A column whose two residuals have nothing in
-common any more is as good as the products let it be (Greenbaum 1997): it stagnates. Before either, round-off may have
-carried x far along a direction in which A vanishes, so that such a column keeps its step of the least residual.
+column stops there. The residual of the recurrence drifts from the true one, so b - A x is computed anew once in a while
+and at the end, and the iteration resumes from it as long as that helps. If the two residuals of a column have nothing
+in common any more, the column stagnates: the precision of the products allows no better x (Greenbaum 1997). In both
+cases round-off may have carried x far along a direction in which A vanishes, so the column returns the step with the
+smallest residual.
 """
 
 import os
@@ -28,27 +29,28 @@ from .head import Progress, refuse_non_finite
 
 Preconditioner = Operator | Callable[[Tensor], Tensor]
 
-_LOOK = 8  # steps between looks at whether all columns are done: each look waits for the device
-_ROUNDS = 3  # times the iteration is resumed from the true residual
-_TRUE = 64  # steps between looks at the true residual, each of them a product
-_PARTED = 0.9  # part of the true residual by which that of the recurrence is wrong when it says nothing any more
+_LOOK = 8  # steps between checks whether all columns are done: each check waits for the device
+_ROUNDS = 3  # rounds of the iteration, each of which starts from a true residual
+_TRUE = 64  # steps between computations of the true residual, which cost a product each
+_PARTED = 0.9  # relative error from which on the residual of the recurrence says nothing about the true one
 
 
 class Solution(Tensor):
-    """The solution x of A x = b: a tensor of the shape of b, which knows how good it is.
+    """The solution x of A x = b: a tensor of the shape of b, with its residuals and the reason why the run ended.
 
     Attributes:
         residuals: |b - A x| / |b|, recomputed, one per column (a scalar tensor for one vector), float64.
         converged: Which columns are within tolerance, bool.
-        negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, x is its best step.
+        negative_curvature: Which columns met p'Ap <= 0, bool: A is not positive definite, and x is the step with the
+            smallest residual.
         num_steps: Steps of the recurrence.
         products: Matrix-vector products spent.
         stop: "converged", or a reason of `ritz.stopping`: "negative curvature", "stagnation", "max_steps" or "noise
-            floor"; a run that was stopped, or met a product that is not finite, says so, and x is where it had come to.
+            floor". If the run was stopped, or a product was not finite, it says so, and x is the last step before that.
         convention: Which matrix.
     """
 
-    # what is computed from it is a plain tensor
+    # results of operations on it are plain tensors
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     residuals: Tensor
@@ -76,7 +78,7 @@ def solve(
     progress: Progress | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Solution:
-    """The solution of A x = b by preconditioned conjugate gradients: a tensor that also knows its residual.
+    """The solution of A x = b by preconditioned conjugate gradients: a tensor with its residuals.
 
     Args:
         op: A, symmetric positive definite: `H + damping` for a Hessian.
@@ -123,7 +125,7 @@ def solve(
 
 
 class _Run:
-    """The recurrence of all columns; what a column does after it is done changes nothing in it."""
+    """The recurrence of all columns in lock-step; columns that are done are masked and do not change any more."""
 
     _KEPT = (
         "x", "residual", "direction", "size", "active", "negative", "unfit", "broken", "stalled", "relative", "best_x",
@@ -145,11 +147,11 @@ class _Run:
         self.progress, self.saved = progress, saved
         self.sizes = row_norms(rows)
         self.goals = 0.5 * tol * self.sizes
-        self.relative = torch.ones_like(self.sizes)  # true residuals, when they were last looked at
+        self.relative = torch.ones_like(self.sizes)  # true residuals, when last computed
         self.x = torch.zeros_like(rows)
         self.best_x, self.best = self.x, torch.full_like(self.sizes, torch.inf)  # at the end of the round before
-        self.steps, self.round, self.checked = 0, 0, 0  # steps and rounds done; step of the last look at the truth
-        self.cut = ""  # why the run ended before its time
+        self.steps, self.round, self.checked = 0, 0, 0  # steps and rounds done; step of the last true residual
+        self.cut = ""  # why the run was cut short
         self.negative = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         self.unfit = self.negative.clone()  # met r'M^-1 r <= 0
         self.broken = self.negative.clone()  # met NaN
@@ -157,12 +159,12 @@ class _Run:
         self.resume(rows, row_norms(rows) > 0)
 
     def state(self) -> State:
-        """What must be known to go on from here."""
+        """All that a resumed run needs."""
         kept = {name: getattr(self, name) for name in (*self._NUMBERS, *self._KEPT)}
         return {"products": self.op.products, **kept}, {}
 
     def restore(self, latest: dict[str, Any]) -> None:
-        """Go to where the saved state is, with tensors at addresses as fresh ones have them."""
+        """Continue from the saved state. Tensors are copied, since kernels may round differently at other addresses."""
         self.op.products = latest["products"]
         for name in self._NUMBERS:
             setattr(self, name, latest[name])
@@ -170,7 +172,7 @@ class _Run:
             setattr(self, name, latest[name].to(self.rows.device, copy=True))
 
     def solve(self) -> None:
-        """Rounds of the recurrence, each from the true residual of the one before, while that helps."""
+        """Rounds of the recurrence, each from the true residual of the last one, as long as residuals fall."""
         while True:
             self.iterate()
             self.x = torch.where((self.negative | self.stalled)[:, None], self.least_x, self.x)
@@ -182,12 +184,12 @@ class _Run:
                 break
             self.best_x, self.best = self.x, self.relative
             self.resume(residual, open_)
-        worse = (self.relative > self.best) & ~self.negative  # a round that was resumed, and came to less
+        worse = (self.relative > self.best) & ~self.negative  # the last round made these columns worse
         self.x = torch.where(worse[:, None], self.best_x, self.x)
         self.relative = torch.where(worse, self.best, self.relative)
 
     def resume(self, residual: Tensor, active: Tensor) -> None:
-        """Start anew from x with its true residual, for the columns named."""
+        """Restart the columns that are `active` from x and its true residual."""
         self.residual, self.active, self.checked = residual, active, self.steps
         self.least_x, self.least = self.x, torch.full_like(self.sizes, torch.inf)  # among the steps to come
         preconditioned = self.inverse(residual)
@@ -196,9 +198,9 @@ class _Run:
         self._see_preconditioner()
 
     def iterate(self) -> None:
-        """Steps until no column is active, or the steps are spent; looks at the device once in a while.
+        """Steps until no column is active, or max_steps is reached; reads from the device once in a while.
 
-        A run that goes on looks after the same steps as one that was left alone.
+        A resumed run does so after the same steps as a run that was not interrupted.
         """
         wish = ""
         while True:
@@ -216,7 +218,7 @@ class _Run:
         self.broken |= self.active & curvature.isnan()
         self.negative |= self.active & (curvature <= 0)
         self.active = self.active & (curvature > 0)
-        image = image.masked_fill(~self.active[:, None], 0.0)  # what is not finite goes no further
+        image = image.masked_fill(~self.active[:, None], 0.0)  # NaN and infinities must not spread
         length = torch.where(self.active, self.size / curvature, 0.0)
         self.x = _add(self.x, length, self.direction)
         self.residual = _add(self.residual, -length, image)
@@ -232,8 +234,8 @@ class _Run:
         self.direction = _add(preconditioned, turn, self.direction)
         self.steps += 1
 
-    def _see_truth(self) -> None:
-        """Leave the columns whose recurrence has drifted away from b - A x: it could fall for ever, and x stay."""
+    def _check_residuals(self) -> None:
+        """Stop columns whose recurrence has drifted from b - A x: its residual could fall for ever while x stays."""
         self.checked = self.steps
         true = self.rows - self.op.rows(self.x)
         parted = row_norms(true - self.residual) >= _PARTED * row_norms(true)
@@ -246,9 +248,9 @@ class _Run:
         self.active = self.active & (self.size > 0)
 
     def _look(self) -> bool:
-        """Wait for the device: is there work left, and is all well?"""
+        """Whether to go on: waits for the device, checks for errors, reports progress and offers a checkpoint."""
         if self.checked + _TRUE <= self.steps < self.max_steps and bool(self.active.any()):
-            self._see_truth()
+            self._check_residuals()
         active, unfit, broken = torch.stack([self.active.any(), self.unfit.any(), self.broken.any()]).tolist()
         if broken:
             self._cut_short()
@@ -265,7 +267,7 @@ class _Run:
         return bool(active) and not self.cut
 
     def _cut_short(self) -> None:
-        """A product was not finite: x is what it was before."""
+        """A product was not finite: end with the x of the step before, or raise if there was none."""
         try:
             refuse_non_finite(self.op)
         except NonFiniteError as error:
@@ -275,7 +277,7 @@ class _Run:
 
 
 def _report(op: Metered, run: _Run, exponents: Tensor, tol: float, max_steps: int, b: Tensor) -> Solution:
-    """The result, and a warning with its remedy where it is weaker than asked for."""
+    """The result, and a warning with a remedy if not all columns have converged."""
     x = torch.ldexp(run.x, exponents)
     relative, negative = run.relative.cpu(), run.negative.cpu()
     if not bool(relative.isfinite().all()) and not run.cut:
@@ -310,7 +312,7 @@ def _report(op: Metered, run: _Run, exponents: Tensor, tol: float, max_steps: in
 
 
 def _check(op: Operator, b: Tensor, tol: float, max_steps: int | None) -> int:
-    """Refuse what cannot be solved before any product is spent; the most steps to take."""
+    """Check the arguments before any product is spent; returns the largest number of steps."""
     if not isinstance(b, Tensor) or not b.is_floating_point():
         raise TypeError(
             f"b must be a floating-point tensor, got {b.dtype if isinstance(b, Tensor) else type(b).__name__}"
@@ -327,7 +329,7 @@ def _check(op: Operator, b: Tensor, tol: float, max_steps: int | None) -> int:
 
 
 def _named(preconditioner: Preconditioner | None) -> Any:
-    """By which another preconditioner is told apart."""
+    """What identifies the preconditioner in the fingerprint of the run."""
     if isinstance(preconditioner, Operator):
         return of_operator(preconditioner)
     return None if preconditioner is None else getattr(preconditioner, "__qualname__", type(preconditioner).__name__)
@@ -339,7 +341,7 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
         return lambda rows: rows
     if isinstance(preconditioner, Operator):
         if preconditioner.dim != op.dim:
-            raise ValueError(f"the preconditioner has dim={preconditioner.dim}, the matrix dim={op.dim}")
+            raise ValueError(f"the preconditioner has dim={preconditioner.dim}, but the matrix has dim={op.dim}")
         operator = preconditioner
         return lambda rows: operator.rows(rows).to(rows)
     function = preconditioner
@@ -347,23 +349,26 @@ def _inverse(op: Operator, preconditioner: Preconditioner | None) -> Callable[[T
     def apply(rows: Tensor) -> Tensor:
         image = function(rows.T)
         if not isinstance(image, Tensor):
-            raise TypeError(f"the preconditioner returned no tensor but a {type(image).__name__}")
+            raise TypeError(f"the preconditioner must return a tensor, got a {type(image).__name__}")
         if image.shape != rows.T.shape:
-            raise ValueError(f"the preconditioner returned {tuple(image.shape)} for columns {tuple(rows.T.shape)}")
+            raise ValueError(
+                f"the preconditioner must return columns of the given shape {tuple(rows.T.shape)}, "
+                f"got {tuple(image.shape)}"
+            )
         return image.T.to(rows).contiguous()
 
     return apply
 
 
 def _exponents(rows: Tensor) -> Tensor:
-    """Powers of 2, (k, 1), of rows whose squares would under- or overflow, and 0 of others: divided by without loss."""
+    """Exponents (k, 1) of 2 by which to scale rows whose squares would under- or overflow; 0 for all other rows."""
     info, largest = torch.finfo(rows.dtype), rows.abs().amax(1, keepdim=True)
     small, large = largest < (info.tiny / info.eps) ** 0.5, largest > (info.max * info.eps) ** 0.5
     return torch.where((largest > 0) & (small | large), torch.frexp(largest).exponent, 0)
 
 
 def _lost(rows: Tensor, x: Tensor, exponents: Tensor) -> Tensor:
-    """What scaling back took from each row, (k,): all of it where the result is out of the range of its numbers."""
+    """Relative error (k,) of scaling each row back; infinite if the result leaves the range of its dtype."""
     apart = (torch.ldexp(x, -exponents) - rows).double()
     return _relative(row_norms(apart), row_norms(rows.double())).nan_to_num(torch.inf)
 

@@ -1,4 +1,4 @@
-"""What Lanczos steps leave of a matrix: a tridiagonal for each probe, and the rules, bounds and Ritz values in it."""
+"""The result of Lanczos steps: a tridiagonal for each probe, and its quadrature rules, bounds and Ritz values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Extremes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tridiagonal(Result):
-    """What m steps know of each probe: the tridiagonal, its residual and the length of the start row.
+    """The result of m steps for each probe: the tridiagonal, its residual and the length of the start row.
 
     The rules and bounds are those of the unit probe; multiply by `norms2` for a quadratic form of the probe itself.
 
@@ -31,7 +31,7 @@ class Tridiagonal(Result):
         alpha: Diagonals (k, m).
         beta: Off-diagonals and, in the last place, the residual (k, m).
         norms2: Squared norms of the start rows after projection (k,); 0 for a probe inside the locked space.
-        eps: Precision of the rows the run was made with.
+        eps: Precision of the rows of the run.
 
     Example:
         >>> one = torch.ones(1, 1)
@@ -69,7 +69,7 @@ class Tridiagonal(Result):
         """Extreme Ritz values with their residual norms beta_m |s_m|, s_m the last component of the eigenvector of T.
 
         [theta - residual, theta + residual] holds an eigenvalue. A zero probe has no Ritz value: its smallest is +inf
-        and its largest -inf, so that minima and maxima over probes pass it by.
+        and its largest -inf, so that it does not affect minima and maxima over probes.
         """
         nodes, vectors = quadrature.eigen_system(self.alpha, self.beta[:, :-1])
         exhausted = (self.beta == 0).any(-1)

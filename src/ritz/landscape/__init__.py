@@ -7,8 +7,8 @@
 A picture of one or two dimensions out of P is no evidence that the loss is convex, or that a minimum is flat or sharp
 as a whole. Along a random unit direction the mean of d'Hd is Tr H / P: the negative eigenvalues and the few large ones
 are averaged away, and a saddle looks like a bowl. The spectrum (`ritz.spectrum`) describes all directions; a picture
-along eigenvectors shows its extremes. Rescaling layers without changing the function stretches the picture along any
-direction whose size does not follow the weights; filter normalisation corrects for a part of that only.
+along eigenvectors shows its extremes. If layers are rescaled without changing the function, the picture is stretched
+along any direction whose size does not follow the weights; filter normalisation corrects only a part of this.
 """
 
 from .directions import eigenvector_directions, filter_normalised, random_direction

@@ -27,8 +27,8 @@ def filter_normalised(risk: Risk, seed: int = 0, *, biases: bool = False) -> Ten
         d_f <- d_f ||w_f|| / ||d_f||
 
     (Li et al. 2018, section 4). A filter is the set of weights that lead to one output unit or channel. A tensor of one
-    dimension (a bias, BatchNorm) has no filters: its part of the direction is 0, or with `biases` it counts as one
-    filter. Shared weights are one parameter and count once. A filter of zeros gets a direction of zeros.
+    dimension (a bias, BatchNorm) has no filters: its part of the direction is 0, or with `biases` the whole tensor is
+    one filter. Shared weights are one parameter and count once. A filter of zeros gets a direction of zeros.
 
     Raises:
         ValueError: If the whole direction would be zero.

@@ -19,7 +19,7 @@ from .pictures import Interpolation, Line, Plane
 Weights = Mapping[str, Tensor] | Tensor  # a state dict or named tensors, or a flat vector (dim,)
 Coordinates = Tensor | Sequence[float]
 
-_MARGIN = 0.25  # how far a plane through three solutions extends beyond them, as a part of their spread
+_MARGIN = 0.25  # how far a plane through three solutions extends beyond them, relative to their spread
 
 
 def line(
@@ -77,16 +77,16 @@ def interpolate(
     """The loss from the risk's own solution to another of the same network (Goodfellow et al. 2015).
 
     Weights that are not among the chosen parameters move too if `other` contains different values for them, and count
-    in the distance. Buffers in `other`, such as the running statistics of BatchNorm, are interpolated with the weights,
-    and beyond an end keep their values at that end; buffers that it does not contain are those of the risk.
-    Interpolated statistics are those of neither solution, so in evaluation mode a barrier may come from them alone
+    in the distance. Buffers in `other`, such as the running statistics of BatchNorm, are interpolated with the weights;
+    beyond an end, they keep their values at that end. Buffers that `other` does not contain are those of the risk.
+    Interpolated statistics belong to neither solution, so in evaluation mode they may cause a barrier by themselves
     (Jordan et al. 2023). With mode="train" they are not used.
 
     Args:
         risk: One end, and the loss.
         other: The other end: a state dict or named tensors for all chosen parameters, or a flat vector (dim,).
         num: Number of points from end to end.
-        over: How far to continue beyond both ends, as a part of the distance.
+        over: How far to continue beyond both ends, relative to the distance.
         progress: Called as progress(points done, points).
 
     Example:
@@ -122,7 +122,8 @@ def plane(
 ) -> Plane:
     """The loss on w + s d + t e.
 
-    Two random directions are orthogonal up to about 1 / sqrt(P); others may shear the picture, see `Plane.cosine`.
+    Two random directions are orthogonal up to about 1 / sqrt(P). Other directions may shear the picture, see
+    `Plane.cosine`.
 
     Args:
         risk: The solution w, and the loss.
@@ -255,7 +256,7 @@ def _moved(risk: Risk, weights: Weights) -> Risk:
 def _evaluate(
     risk: Risk, points: Iterable[Mapping[str, Tensor]], total: int, progress: Progress | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (total,) and, if there are classes, errors at the points; the risk has been checked before."""
+    """Losses (total,) and, if there are classes, errors at the points; the caller has checked the risk."""
     classes = _has_classes(risk)
     rows = []
     for done, point in enumerate(points, 1):
@@ -304,7 +305,7 @@ def _as_plane(
     risk: Risk, x: Tensor, y: Tensor, losses: Tensor, errors: Tensor | None, points: Tensor, names: tuple[str, ...],
     cosine: float,
 ) -> Plane:  # fmt: skip
-    """Values in the order of evaluation, as a table."""
+    """The plane from values in the order of evaluation."""
     shape = len(x), len(y)
     return Plane(
         x=x, y=y, losses=losses.reshape(shape), errors=None if errors is None else errors.reshape(shape),
@@ -312,11 +313,11 @@ def _as_plane(
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- what was given
+# ------------------------------------------------------------------------------------------- arguments
 
 
 def _direction(risk: Risk, given: Tensor) -> Tensor:
-    """A checked direction, on the device and in the precision of the risk."""
+    """The direction, after checking it, on the device and in the precision of the risk."""
     if not isinstance(given, Tensor) or given.shape != (risk.dim,):
         got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ValueError(f"a direction must be a flat vector (dim={risk.dim},), got {got}")
@@ -354,7 +355,7 @@ def _pair(given: Any) -> tuple[Any, Any]:
     """The value for each direction."""
     if isinstance(given, tuple):
         if len(given) != 2:
-            raise ValueError(f"radius, num and grid take one value or a pair, got {len(given)} values")
+            raise ValueError(f"radius, num and grid must be one value or a pair, got {len(given)} values")
         return given
     return given, given
 

@@ -138,7 +138,7 @@ class Interpolation(_Picture):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plane(_Picture):
-    """The loss on a plane through the weights. It is no evidence of convexity: P - 2 directions remain unseen.
+    """The loss on a plane through the weights. It is no evidence of convexity, since P - 2 directions remain unseen.
 
     Attributes:
         x, y: Coordinates along the first and the second direction (nx,) and (ny,), float64.
@@ -163,7 +163,7 @@ class Plane(_Picture):
         return float(self.x[i]), float(self.y[j]), float(self.losses[i, j])
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Contours at levels in geometric progression, the solutions as crosses, the lowest point of the grid a dot."""
+        """Contours at geometrically spaced levels, the solutions as crosses, and the lowest grid point as a dot."""
         ax = ax or new_axes()
         seen = _gaps(self.losses)
         finite = seen[seen.isfinite()]

@@ -1,7 +1,7 @@
-"""Losses: all that is known from a model's outputs alone.
+"""Losses: everything that depends on a model's outputs only.
 
-Every loss is a SUM over items (samples, or tokens) together with the weight it is to be divided by, so that any split
-of the data adds up to the same mean. Beside the sum a loss knows its second-order structure in closed form:
+Every loss is a SUM over items (samples, or tokens), together with the weight by which the sum is divided, so that any
+split of the data gives the same mean. Besides the sum, a loss has its second-order structure in closed form:
 
     middle   M u, for the matrix M between the Jacobians: J' M J is the Gauss-Newton or one of the Fisher matrices
     roots    s_c with sum_c s_c s_c' = M, for exact traces
@@ -53,8 +53,8 @@ def as_loss(loss: Any, target: Target | None = None) -> Loss:
     reduction = getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "batchmean"):
         raise ValueError(
-            f"{type(loss).__name__}(reduction={reduction!r}): ritz studies the mean over the data; use "
-            "reduction='mean', and multiply the operator (N * H) if the curvature of the sum is wanted"
+            f"ritz studies the mean over the data, got {type(loss).__name__}(reduction={reduction!r}); use "
+            "reduction='mean', and for the curvature of the sum multiply the operator (N * H)"
         )
     if type(loss) is nn.CrossEntropyLoss:
         return CrossEntropy(loss.weight, loss.ignore_index, loss.label_smoothing, target=aim)
@@ -63,7 +63,7 @@ def as_loss(loss: Any, target: Target | None = None) -> Loss:
     if type(loss) is nn.MSELoss:
         return SquaredError(target=aim)
     if getattr(loss, "weight", None) is not None:
-        raise ValueError(f"{type(loss).__name__} with class weights is not known; write its sum as batch_loss=")
+        raise ValueError(f"{type(loss).__name__} with class weights is not supported; give its sum as batch_loss=")
     if not callable(loss):
         got = repr(loss) if isinstance(loss, str) else type(loss).__name__
         raise TypeError(f"loss must be a torch loss, a callable(output, target) or a ritz.Loss, got {got}")
@@ -78,7 +78,7 @@ _MODULES: dict[Any, type[nn.Module]] = {
 
 
 def _module_of(loss: Any) -> Any:
-    """The module of a function of torch, its keywords set by `functools.partial` or not; any other loss as it is."""
+    """The module of a loss function of torch, or of its `functools.partial` with keywords; any other loss unchanged."""
     called, keywords = (loss.func, loss.keywords) if isinstance(loss, partial) and not loss.args else (loss, {})
     module = next((module for function, module in _MODULES.items() if called is function), None)
     known = module is not None and keywords.keys() <= inspect.signature(module).parameters.keys()

@@ -1,4 +1,4 @@
-"""What every loss knows, and where the target of a batch is."""
+"""The protocol of a loss, the target of a batch, and functions that losses share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 class Items:
     """Per-item quantities (n items, in data order)."""
 
-    loss: Tensor  # (n,) the item's own loss; what it adds to the sum where its weight is 0
+    loss: Tensor  # (n,) the item's own loss; if its weight is 0, its contribution to the sum
     weight: Tensor  # (n,) its share in the mean
     margin: Tensor | None = None  # (n,) f_y - max_{j != y} f_j
     probabilities: Tensor | None = None  # (n, classes)
     logits: Tensor | None = None  # (n, classes)
-    label: Tensor | None = None  # (n,) the class; any where the weight is 0
+    label: Tensor | None = None  # (n,) the class; arbitrary if the weight is 0
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class Loss(Protocol):
     convex: bool  # is the loss Hessian positive semi-definite in the outputs?
 
     def weight(self, out: Tensor, batch: Any) -> Tensor:
-        """What the sum over this batch is divided by: samples, unmasked tokens, or their class weights."""
+        """The divisor of the sum over this batch: the number of samples or unmasked tokens, or their class weights."""
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
         """The SUM over items, never the mean."""
@@ -51,13 +51,13 @@ class Loss(Protocol):
         """Cotangents (<= chunk, *out.shape), each on one item of every sample, with sum_c s_c s_c' = M."""
 
     def num_roots(self, out: Tensor, batch: Any) -> int:
-        """How many cotangents `roots` gives in all."""
+        """The total number of cotangents of `roots`."""
 
     def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
         """One cotangent (*out.shape) per item, of a label drawn from the model: E[c c'] = M."""
 
     def items(self, out: Tensor, batch: Any) -> Items:
-        """Loss and weight of every item, margins and probabilities where the loss has them."""
+        """Loss and weight of every item; margins and probabilities if the loss has them."""
 
 
 def default_target(batch: Any) -> Tensor:
@@ -79,14 +79,14 @@ def default_target(batch: Any) -> Tensor:
 
 
 def gradient(total: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
-    """Gradient of a sum over items in the outputs; the part of an item is that of the item alone."""
+    """Gradient of a sum over items in the outputs; the part of each item is the gradient of the item's own loss."""
     _, pullback = torch.func.vjp(total, out)[:2]
     grad: Tensor = pullback(out.new_ones(()))[0]
     return grad
 
 
 def signed_margin(logits: Tensor, label: Tensor) -> Tensor:
-    """f_y - max_{j != y} f_j of every item, (n,); infinite where there is no other class."""
+    """f_y - max_{j != y} f_j of every item, (n,); infinite if there is no other class."""
     own = label[:, None]
     return logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).amax(-1)
 
@@ -99,7 +99,7 @@ def outer_mean(draws: Tensor | None, u: Tensor, over: tuple[int, ...]) -> Tensor
 
 
 def counted(out: Tensor) -> Tensor:
-    """The number of samples, written on the device: one that the host sends there cannot be part of a recording.
+    """The number of samples as a tensor made on the device: a copy from the host could not be recorded.
 
     Example:
         >>> counted(torch.zeros(3, 2))
@@ -109,7 +109,7 @@ def counted(out: Tensor) -> Tensor:
 
 
 def summed(items: Tensor) -> Tensor:
-    """The sum over items, of 16-bit numbers in float32: in float16 there is none above 65504.
+    """The sum over items; 16-bit numbers are summed in float32, since the largest float16 is 65504.
 
     Example:
         >>> summed(torch.full((70_000,), 1.0, dtype=torch.float16)).item()
@@ -119,5 +119,5 @@ def summed(items: Tensor) -> Tensor:
 
 
 def dot(a: Tensor, b: Tensor, over: tuple[int, ...]) -> Tensor:
-    """a . b over some dimensions, kept; over none of them where an item is a single number."""
+    """a . b over some dimensions, which are kept with size 1; over none if an item is a single number."""
     return (a * b).sum(over, keepdim=True) if over else a * b

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from .base import Items, Kind, Target, Uniforms, default_target, gradient, outer_mean, signed_margin, summed
 
-PIECE = 1 << 22  # logits in one piece: what a product holds besides its result
+PIECE = 1 << 22  # logits in one piece, so that a product needs little memory besides its result
 
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy:
     """Softmax cross-entropy, as nn.CrossEntropyLoss: class weights, ignore_index, label smoothing, soft targets.
 
-    Item i has loss w_i (-log p_y) and weight w_i = weight[y_i], 0 where y_i is `ignore_index`. Its Hessian in the
-    logits is s_i (diag(p) - p p') with s_i the sum of its (smoothed, weighted) target. Where a class has the weight 0
-    and labels are smoothed, what smoothing gives its items is part of the sum, as in torch, and of no item's number.
+    Item i has loss w_i (-log p_y) and weight w_i = weight[y_i], 0 if y_i is `ignore_index`. Its Hessian in the logits
+    is s_i (diag(p) - p p') with s_i the sum of its (smoothed, weighted) target. If a class has weight 0 and labels are
+    smoothed, the loss of its items from smoothing is part of the sum, as in torch, but of no per-item number.
 
     Args:
         class_dim: Dimension of the classes. None uses torch's, 1, for (B, C, ...), or the last, for language
@@ -46,16 +46,17 @@ class CrossEntropy:
         dim, y = self._places(out, self.target(batch))
         if self.class_weight is not None and self.class_weight.shape != (out.shape[dim],):
             raise ValueError(
-                f"class weights {tuple(self.class_weight.shape)} do not fit the {out.shape[dim]} classes of the output"
+                f"class weights must have shape ({out.shape[dim]},), one for each class of the output, got "
+                f"{tuple(self.class_weight.shape)}"
             )
         return dim, y
 
     def _places(self, out: Tensor, y: Tensor) -> tuple[int, Tensor]:
-        """Where the classes are, and the target as labels or soft labels."""
+        """The dimension of the classes, and the target as labels or soft labels."""
         if out.ndim < 2:
             raise ValueError(
                 f"cross-entropy needs outputs (batch, classes, ...), got {tuple(out.shape)}; give batches, not single "
-                "samples, and for one logit of two classes nn.BCEWithLogitsLoss()"
+                "samples, and for two classes with one logit use nn.BCEWithLogitsLoss()"
             )
         if y.is_floating_point():  # soft targets have the shape of the output
             if y.shape != out.shape:
@@ -72,18 +73,18 @@ class CrossEntropy:
             raise ValueError(f"targets {tuple(y.shape)} do not fit outputs {tuple(out.shape)}; {self._wanted(out, y)}")
         if len(fits) > 1:
             raise ValueError(
-                f"targets {tuple(y.shape)} fit outputs {tuple(out.shape)} with classes in dimension 1 or in the last; "
-                "say which: ritz.losses.CrossEntropy(class_dim=...)"
+                f"targets {tuple(y.shape)} fit outputs {tuple(out.shape)} with classes in dimension 1 and in the last; "
+                "choose one: ritz.losses.CrossEntropy(class_dim=...)"
             )
         return fits[0], y.long()  # bytes would index as a mask
 
     def _wanted(self, out: Tensor, y: Tensor) -> str:
-        """What targets would fit."""
+        """Which targets would fit."""
         if y.shape == out.shape:
             return "if they are one-hot, make them soft targets, y.float()"
         dims = {1, out.ndim - 1} if self.class_dim is None else {self.class_dim % out.ndim}
         shapes = " or ".join(str(tuple(out.shape[:d] + out.shape[d + 1 :])) for d in sorted(dims))
-        return f"labels are wanted as {shapes}, without a dimension for the classes"
+        return f"labels must have shape {shapes}, without a dimension for the classes"
 
     def _flat(self, x: Tensor, dim: int) -> Tensor:
         """(batch, ..., classes, ...) as (items, classes), items in sample order."""
@@ -124,10 +125,10 @@ class CrossEntropy:
         total = (1 - self.label_smoothing) * picked
         if self.label_smoothing:
             total = total + self.label_smoothing * weighted.mean(-1)
-        return torch.where(seen, -total, 0.0)  # 0 times the loss of a class that is masked would be no number
+        return torch.where(seen, -total, 0.0)  # 0 times the loss of a masked class would be NaN
 
     def check(self, out: Tensor, batch: Any) -> None:
-        """Refuse labels that are no class; a value check, so it is done once and not in every product."""
+        """Refuse labels that are not a class; this reads values, so it is done once and not in every product."""
         dim, y = self.layout(out, batch)
         if not y.is_floating_point():
             bad = ((y < 0) | (y >= out.shape[dim])) & (y != self.ignore_index)
@@ -138,11 +139,11 @@ class CrossEntropy:
                 )
 
     def leaves_out(self, out: Tensor, batch: Any) -> bool:
-        """Whether it passes over some of the items, as over padding; a value check as well."""
+        """Whether the loss ignores some of the items, such as padding; this reads values too."""
         return bool((self._weights(out, batch)[0] == 0).any())
 
     def weightless(self, out: Tensor, batch: Any) -> bool:
-        """Whether an item has a loss and no weight; a value check as well."""
+        """Whether an item has a loss but no weight; this reads values too."""
         if self.class_weight is None or not self.label_smoothing:
             return False
         weight, scale = self._weights(out, batch)
@@ -167,7 +168,7 @@ class CrossEntropy:
             image = _hessian_product(self._flat(out, dim), flat_u, scale)
         else:
             g = self._gradient(out, batch)
-            along = (g * flat_u).sum(-1) / weight.where(weight != 0, torch.inf)  # without a weight it is no item
+            along = (g * flat_u).sum(-1) / weight.where(weight != 0, torch.inf)  # items of weight 0 do not count
             image = g * along[:, None]
         return self._unflat(image, out, dim)
 
@@ -218,8 +219,8 @@ class CrossEntropy:
 def _hessian_product(logits: Tensor, u: Tensor, scale: Tensor) -> Tensor:
     """s (p * u - p (p . u)) for items (n, classes), in pieces of items.
 
-    A vocabulary of 50,000 times some thousand tokens is gigabytes, of which the result is one; the probabilities and
-    what else there is on the way are never there as a whole.
+    With a vocabulary of 50,000 and some thousand tokens, each tensor of this shape takes about a gigabyte: only the
+    result exists as a whole, probabilities and other intermediate results only piece by piece.
     """
     step = max(1, PIECE // max(1, logits.shape[-1]))
     if len(logits) <= step:

@@ -1,4 +1,4 @@
-"""Squared error and binary cross-entropy: one output at a time, so a diagonal Hessian."""
+"""Squared error and binary cross-entropy: functions of one output at a time, so their Hessians are diagonal."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,30 +25,22 @@ from .base import (
 )
 
 
-def _elementwise(out: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, int]:
-    """Outputs and targets as (batch, D), after checking that they have one shape."""
-    if out.shape != y.shape:
-        raise ValueError(f"{name}: targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}")
-    rows = out.reshape(len(out), -1)
-    return rows, y.to(out).reshape(rows.shape), rows.shape[1]
-
-
-def _unit_roots(out: Tensor, size: Tensor, chunk: int) -> Iterator[Tensor]:
-    """size_d e_d for each of the D outputs; `size` is (batch, D)."""
-    for places in torch.arange(size.shape[1], device=out.device).split(chunk):
-        one_hot = F.one_hot(places, size.shape[1]).to(out)  # (chunk, D)
-        yield (one_hot[:, None] * size).reshape(len(places), *out.shape)
-
-
 class _Elementwise(ABC):
-    """Losses that are a mean over D outputs of a function of one output: a diagonal Hessian. The item is the sample."""
+    """The mean over D outputs of a function of one output: a diagonal Hessian. Each sample is one item."""
 
     target: Target
     separable = True
     convex = True
 
     def _rows(self, out: Tensor, batch: Any) -> tuple[Tensor, Tensor, int]:
-        return _elementwise(out, self.target(batch), type(self).__name__)
+        """Outputs and targets as (batch, D), and D."""
+        y = self.target(batch)
+        if out.shape != y.shape:
+            raise ValueError(
+                f"{type(self).__name__}: targets {tuple(y.shape)} must have the shape of the outputs {tuple(out.shape)}"
+            )
+        rows = out.reshape(len(out), -1)
+        return rows, y.to(out).reshape(rows.shape), rows.shape[1]
 
     @abstractmethod
     def _loss(self, out: Tensor, batch: Any) -> Tensor:
@@ -82,7 +74,10 @@ class _Elementwise(ABC):
 
     def roots(self, out: Tensor, batch: Any, chunk: int) -> Iterator[Tensor]:
         """The root of the diagonal, one output at a time."""
-        return _unit_roots(out, self._curvature(out, batch).sqrt(), chunk)
+        size = self._curvature(out, batch).sqrt()
+        for places in torch.arange(size.shape[1], device=out.device).split(chunk):
+            one_hot = F.one_hot(places, size.shape[1]).to(out)  # (chunk, D)
+            yield (one_hot[:, None] * size).reshape(len(places), *out.shape)
 
     def items(self, out: Tensor, batch: Any) -> Items:
         """Loss and weight of every sample."""
@@ -119,7 +114,7 @@ class SquaredError(_Elementwise):
 
 @dataclass(frozen=True, eq=False)
 class BinaryCrossEntropy(_Elementwise):
-    """nn.BCEWithLogitsLoss, element weights and `pos_weight` included; Hessian w (1 + (pos - 1) y) p (1 - p) / D.
+    """nn.BCEWithLogitsLoss with element weights and `pos_weight`; Hessian w (1 + (pos - 1) y) p (1 - p) / D.
 
     Example:
         >>> loss, out = BinaryCrossEntropy(), torch.zeros(1, 1)
@@ -138,13 +133,13 @@ class BinaryCrossEntropy(_Elementwise):
         return w * pos * y / num, w * (1 - y) / num
 
     def _spread(self, weight: Tensor | None, out: Tensor) -> Tensor:
-        """A weight in the shape of the outputs, the same for all samples: their place in a batch may change."""
+        """A weight in the shape of the outputs; it must be the same for all samples, whose places may change."""
         if weight is None:
             return torch.ones_like(out)
         if weight.ndim > out.ndim or (weight.ndim == out.ndim and len(weight) != 1):
             raise ValueError(
-                f"BCEWithLogitsLoss has weights {tuple(weight.shape)} for outputs {tuple(out.shape)}, one for each "
-                "sample of a batch; put them into the data and write the loss as batch_loss="
+                f"BCEWithLogitsLoss has weights {tuple(weight.shape)} for outputs {tuple(out.shape)}, which differ "
+                "between the samples of a batch; put them into the data and give the loss as batch_loss="
             )
         return weight.to(out).expand(out.shape)
 
@@ -159,7 +154,7 @@ class BinaryCrossEntropy(_Elementwise):
         return (positive + negative) * p * (1 - p)
 
     def items(self, out: Tensor, batch: Any) -> Items:
-        """Loss and weight; for one output and hard labels two classes with logits (0, f), and their margins."""
+        """Loss and weight; with one output and hard labels also two classes with logits (0, f), and their margins."""
         items = super().items(out, batch)
         rows, y, num = self._rows(out, batch)
         if num != 1 or not bool(((y == 0) | (y == 1)).all()):

@@ -41,18 +41,18 @@ class CallableLoss:
         return counted(out)
 
     def check(self, out: Tensor, batch: Any) -> None:
-        """Refuse outputs with time before samples, where the shapes tell: a batch would weigh as much as it has steps.
+        """Refuse outputs with time before samples, if shapes show it: a batch would weigh as much as it has steps.
 
-        Rows that are not the samples, as tokens in one line are not, have as many targets.
+        If the first dimension is neither samples nor time, such as all tokens in a row, there are as many targets.
         """
         size = num_samples(batch)
         if out.ndim < 2 or out.shape[1] != size or len(out) == size:
             return
         if not any(y.ndim and len(y) == len(out) for y in tensors_of(self.target(batch))):
             raise ValueError(
-                f"outputs {tuple(out.shape)} for {size} samples: samples seem to come second, but the mean over a "
-                "batch is weighted by the length of the first dimension; put samples first in forward=lambda model, "
-                "batch: ..., and transpose the outputs inside the loss"
+                f"outputs {tuple(out.shape)} for {size} samples seem to have the samples in the second dimension, but "
+                "the mean over a batch is weighted by the length of the first; put samples first in forward=lambda "
+                "model, batch: ..., and transpose the outputs inside the loss"
             )
 
     def total(self, out: Tensor, batch: Any) -> Tensor:
@@ -61,10 +61,13 @@ class CallableLoss:
         value = self.function(out, y)
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the loss must return one number, the mean over the batch; it returned {got}")
+            raise ValueError(f"the loss must return one number, the mean over the batch, got {got}")
         ignore = getattr(self.function, "ignore_index", getattr(self.function, "keywords", {}).get("ignore_index"))
         if ignore is not None and any(bool((x == ignore).any()) for x in tensors_of(y) if not x.is_floating_point()):
-            raise ValueError("ignored targets are only weighted right by nn.CrossEntropyLoss; use that on the logits")
+            raise ValueError(
+                "this loss ignores some targets, which are weighted right only by nn.CrossEntropyLoss; use that on the "
+                "logits"
+            )
         return value.reshape(()) * len(out)
 
     def _gradient(self, out: Tensor, batch: Any) -> Tensor:
@@ -79,7 +82,7 @@ class CallableLoss:
                 "and use nn.CrossEntropyLoss"
             )
         if kind == "ggn":
-            # reverse twice: more operations have it than forward over reverse (torch's Huber losses)
+            # reverse mode twice works for more operations than forward over reverse (torch's Huber losses)
             image: Tensor = torch.func.vjp(lambda o: self._gradient(o, batch), out)[1](u)[0]
             return image
         if kind == "empirical":
@@ -98,7 +101,7 @@ class CallableLoss:
         units = eye[:, None].expand(num, len(out), num).reshape(num, *out.shape)
         columns = torch.stack([self._column(out, batch, unit) for unit in units])
         hessians = columns.reshape(num, len(out), num).permute(1, 2, 0)
-        wide = torch.promote_types(out.dtype, torch.float32)  # 16-bit numbers have no eigenvalues
+        wide = torch.promote_types(out.dtype, torch.float32)  # eigh does not support 16-bit numbers
         values, vectors = torch.linalg.eigh(((hessians + hessians.mT) / 2).to(wide))
         round_off = max(1e-6, 8 * torch.finfo(out.dtype).eps)
         if bool((values < -round_off * values.abs().amax()).any()):
@@ -116,16 +119,16 @@ class CallableLoss:
                 raise
             why = str(error).partition("\n")[0][:200]
             raise UnsupportedError(
-                f"this loss has no second derivative in the outputs ({why}), and so no roots; use probes for the "
-                "Hessian, or the empirical Fisher matrix"
+                f"this loss has no second derivative in the outputs ({why}), and therefore no roots; use probes for "
+                "the Hessian, or the empirical Fisher matrix"
             ) from error
 
     def draw(self, out: Tensor, batch: Any, uniforms: Uniforms) -> Tensor:
-        """Not known: a callable is not a likelihood."""
+        """Not supported: a callable is not a likelihood."""
         raise UnsupportedError(_NO_LIKELIHOOD)
 
     def items(self, out: Tensor, batch: Any) -> Items:
-        """Not known item by item without calling the function on each."""
+        """The loss of every item, from a call of the function for each."""
         each = Batch(self.target(batch), 0, 0, len(out)).pieces(1)
         loss = torch.stack(
             [self.function(row, own.data).reshape(()) for row, own in zip(out.split(1), each, strict=True)]

@@ -30,8 +30,8 @@ class TokenEmbedding(nn.Module):
         length, context = tokens.shape[-1], self.position.num_embeddings
         if length > context:
             raise ValueError(
-                f"got {length} tokens where the model knows {context} positions: cut them, or build it "
-                f"with context={length}"
+                f"the model has {context} positions, got {length} tokens; cut the input, or build the model with "
+                f"context={length}"
             )
         # one row of positions for each sample, so that sums over samples can be taken apart
         positions = torch.arange(length, device=tokens.device).expand_as(tokens)

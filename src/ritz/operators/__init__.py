@@ -1,4 +1,4 @@
-"""Curvature matrices known by their products."""
+"""Curvature matrices, accessed through their products with vectors."""
 
 from .algebra import (
     Block,

@@ -1,4 +1,4 @@
-"""Operators made of operators: sum, scale, shift, block, projection; and of matrices, functions and SciPy's."""
+"""Operators made of other operators (sum, scale, shift, block, projection), of matrices, functions and SciPy's."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +22,7 @@ def _one_parameter(dim: int) -> ParamSpace:
 
 
 class Derived(Operator):
-    """An operator that stands on another and takes its space, dtype and device from it."""
+    """An operator made of another one, from which it takes its space, dtype and device."""
 
     def __init__(self, base: Operator) -> None:
         if not isinstance(base, Operator):
@@ -40,15 +40,15 @@ class Derived(Operator):
         return self.base.convention()
 
     def diagnose(self) -> None:
-        """What the operator underneath knows of it."""
+        """Raise the error of the base operator."""
         self.base.diagnose()
 
     def expect(self, products: int) -> None:
-        """For the operator underneath."""
+        """Announce the products to the base operator."""
         self.base.expect(products)
 
     def aside(self) -> AbstractContextManager[None]:
-        """That of the operator underneath."""
+        """The context of the base operator."""
         return self.base.aside()
 
 
@@ -83,7 +83,7 @@ class Shifted(Derived):
 
 
 class Sum(Derived):
-    """A + B, in the dtype that torch promotes those of both to, and on the device of A."""
+    """A + B, in the dtype to which torch promotes the two dtypes, and on the device of A."""
 
     def __init__(self, left: Operator, right: Operator) -> None:
         if left.dim != right.dim:
@@ -102,18 +102,18 @@ class Sum(Derived):
         return f"({self.base.convention()}) + ({self.right.convention()})"
 
     def expect(self, products: int) -> None:
-        """For both sides."""
+        """Announce the products to both operators."""
         self.base.expect(products)
         self.right.expect(products)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Those of both sides."""
+        """The contexts of both operators."""
         with self.base.aside(), self.right.aside():
             yield
 
     def diagnose(self) -> None:
-        """What the side whose product fails knows of it."""
+        """Raise the error of the operator whose product is not finite."""
         probe = self.probes([0], seed=0)
         (self.base if not bool(self.base.rows(probe).isfinite().all()) else self.right).diagnose()
 
@@ -162,12 +162,12 @@ class Projected(Derived):
 
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
-    """Rows less their part in the span of orthonormal `basis` rows; twice, because once leaves round-off behind."""
+    """Rows minus their part in the span of orthonormal `basis` rows; done twice, because once leaves round-off."""
     return Shard(SELF, rows.shape[1]).project_out(rows, basis, times=2)
 
 
 class Metered(Derived):
-    """An operator under measurement: counts products and refuses to go on when the weights have moved."""
+    """An operator that counts its products, and raises an error if the weights have changed since the first."""
 
     def __init__(self, base: Operator) -> None:
         super().__init__(base)
@@ -241,14 +241,18 @@ class FunctionOperator(Operator):
     def _rows(self, rows: Tensor) -> Tensor:
         image = self.function(rows.T)
         if not isinstance(image, Tensor):
-            raise TypeError(f"the function returned no tensor but a {type(image).__name__}; for NumPy see from_scipy")
+            raise TypeError(
+                f"the function must return a tensor, got a {type(image).__name__}; for NumPy arrays see from_scipy"
+            )
         if image.shape != rows.T.shape:
-            raise ValueError(f"the function returned {tuple(image.shape)} for columns {tuple(rows.T.shape)}")
+            raise ValueError(
+                f"the function must return columns of the given shape {tuple(rows.T.shape)}, got {tuple(image.shape)}"
+            )
         return image.T.to(rows)
 
 
 def from_scipy(operator: "scipy.sparse.linalg.LinearOperator", dtype: torch.dtype = torch.float64) -> FunctionOperator:
-    """A SciPy LinearOperator, or anything `aslinearoperator` takes, as an operator of ritz."""
+    """A SciPy LinearOperator, or anything that `aslinearoperator` accepts, as an operator of ritz."""
     from scipy.sparse.linalg import aslinearoperator
 
     linear = aslinearoperator(operator)
@@ -265,7 +269,7 @@ def to_scipy(operator: Operator) -> "scipy.sparse.linalg.LinearOperator":
     dtype = np.float64 if operator.dtype == torch.float64 else np.float32
 
     def matmat(columns: np.ndarray) -> np.ndarray:
-        if np.iscomplexobj(columns):  # as those of an iteration for complex eigenvalues, or of a resolvent
+        if np.iscomplexobj(columns):  # from an iteration for complex eigenvalues, or a resolvent
             return matmat(columns.real) + 1j * matmat(columns.imag)
         image = operator @ torch.as_tensor(np.ascontiguousarray(columns, dtype=dtype))
         return image.cpu().to(torch.float64 if dtype is np.float64 else torch.float32).numpy()

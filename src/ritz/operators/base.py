@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No autocast from outside: what is done with vectors is done in their own precision."""
+    """Switch off autocast, so that operations on vectors are computed in the precision of the vectors."""
     with contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -63,8 +63,8 @@ class Operator(ABC):
     device: torch.device
     matrix: str = "operator"
     positive: bool = False  # positive semi-definite by construction
-    world: World = SELF  # the ranks that multiply together, and share what is kept of vectors
-    __array_ufunc__ = None  # NumPy's numbers leave `number * A` to the operator
+    world: World = SELF  # the ranks that compute products together, and share stored vectors
+    __array_ufunc__ = None  # so that `number * A` with a number of NumPy calls the operator's __rmul__
 
     @abstractmethod
     def _rows(self, rows: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Operator(ABC):
     def diagnose(self) -> None:
         """Raise an error that explains a NaN or infinite product."""
         raise NonFiniteError(
-            f"a product with the {self.matrix} is not finite, or too large for its squares in "
+            f"a product with the {self.matrix} is not finite, or so large that its squares overflow in "
             f"{str(self.dtype).removeprefix('torch.')}; scale the loss or the data, or compute in a wider dtype"
         )
 
@@ -120,7 +120,7 @@ class Operator(ABC):
         if other.ndim not in (1, 2) or other.shape[0] != self.dim:
             raise ValueError(f"expected a vector (dim={self.dim},) or columns (dim, k), got {tuple(other.shape)}")
         image = self.rows(other[None] if other.ndim == 1 else as_rows(other))
-        # a sum is finite only if all of it is, and asks for no memory; one that is not may still have overflowed
+        # a finite sum proves that all entries are finite, without extra memory; an infinite sum may be an overflow
         if not bool(image.sum().isfinite()) and bool(other.isfinite().all()) and not bool(image.isfinite().all()):
             self.diagnose()
         return image[0] if other.ndim == 1 else image.T
@@ -181,12 +181,12 @@ class Operator(ABC):
 
 
 def _kind(value: object) -> str:
-    """What was given, for a message."""
+    """The type or dtype of an argument, for a message."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _number(value: object, role: str) -> float:
-    """A finite number, or a tensor of one; anything else is refused."""
+    """The given number, or one-element tensor, as a float; everything else, and what is not finite, is refused."""
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()):
         if not math.isfinite(number := float(value)):
             raise ValueError(f"only a finite number can be {role} an operator, got {number}; check where it came from")

@@ -1,9 +1,9 @@
 """The block-diagonal part of a curvature matrix: products of all blocks in one walk over the data.
 
-With v = (v_1, ..., v_G), one part for each group of parameters, the image is (H_11 v_1, ..., H_GG v_G). The product of
-one vector that has all parts would mix the blocks; G vectors with one part each would give them apart, each by a whole
-product. Instead the forward pass, and the graph of the first gradient or of J'u, are made once for a batch, and each
-group's part is pulled back through what lies between that group and the loss, and to that group alone.
+With v = (v_1, ..., v_G), one part for each group of parameters, the image is (H_11 v_1, ..., H_GG v_G). A product with
+the whole v would mix the blocks, and G vectors with one part each would take G products. Instead, each batch has one
+forward pass and one graph of the first gradient or of J'u, through which the part of each group is pulled back to that
+group only.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from ..risk import Params, Risk
 from ..space import ParamSpace
 from .algebra import Derived
 from .base import Operator
-from .derivatives import gradients, missing_operation, refuse_once_differentiable
+from .derivatives import gradients, missing_operation, pull, refuse_once_differentiable
 from .gauss_newton import GGN, EmpiricalFisher, JacobianProduct
 from .hessian import Hessian
 from .risk_operator import RiskOperator
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 def block_diagonal(base: Operator, groups: Mapping[str, Sequence[str]]) -> "BlockDiagonal | PaddedBlocks":
-    """The diagonal blocks of a matrix for groups of its parameters, and zero elsewhere.
+    """The diagonal blocks of a matrix for groups of its parameters, with zeros elsewhere.
 
     Args:
         base: The matrix.
-        groups: Names of parameters by name of the group; parameters in none are left out.
+        groups: Names of parameters by name of the group; parameters in no group are left out.
 
     Raises:
-        ValueError: If a parameter is not there, or in two groups.
+        ValueError: If a parameter does not exist, or is in two groups.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -51,9 +51,9 @@ def block_diagonal(base: Operator, groups: Mapping[str, Sequence[str]]) -> "Bloc
     if strange := [name for name in named if name not in base.space.names]:
         raise ValueError(f"no parameter is called {strange[0]!r}; there are: {', '.join(base.space.names[:20])}")
     if twice := [name for name in named if named.count(name) > 1]:
-        raise ValueError(f"{twice[0]} is in two groups; a parameter belongs to one")
+        raise ValueError(f"{twice[0]} is in two groups; put each parameter into one group only")
     if not named:
-        raise ValueError("no parameter is in a group; name some")
+        raise ValueError("the groups contain no parameter; name at least one")
     whole = len(named) == len(base.space.names)
     part = base if whole else base.block(named)
     owned = {group: tuple(n for n in part.space.names if n in own) for group, own in groups.items() if len(own)}
@@ -63,7 +63,7 @@ def block_diagonal(base: Operator, groups: Mapping[str, Sequence[str]]) -> "Bloc
 
 
 class PaddedBlocks(Derived):
-    """The diagonal blocks of any matrix, by a product for each block, all in one call."""
+    """The diagonal blocks of any matrix, from one product for each block, all in one call."""
 
     def __init__(self, base: Operator, groups: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(base)
@@ -73,7 +73,7 @@ class PaddedBlocks(Derived):
         return _cut(self.base.rows(_spread(rows, self.space, self.groups)), self.space, self.groups)
 
     def expect(self, products: int) -> None:
-        """One for each block."""
+        """Announce one product for each block."""
         self.base.expect(len(self.groups) * products)
 
     def convention(self) -> str:
@@ -81,7 +81,7 @@ class PaddedBlocks(Derived):
 
 
 class BlockDiagonal(RiskOperator):
-    """The diagonal blocks of a Hessian or a Gauss-Newton matrix, of one graph for each batch."""
+    """The diagonal blocks of a Hessian or a Gauss-Newton matrix, from one graph for each batch."""
 
     def __init__(self, base: "Hessian | JacobianProduct", groups: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(base.risk)
@@ -100,18 +100,18 @@ class BlockDiagonal(RiskOperator):
         return f"{len(self.groups)} diagonal blocks of {self.base.convention()}"
 
     def diagnose(self) -> None:
-        """What the matrix itself knows of it."""
+        """Raise the error of the whole matrix."""
         self.base.diagnose()
 
     def settle(self, rows: Tensor) -> None:
-        """As the matrix itself does."""
+        """Decide as the whole matrix does."""
         self.base.settle(rows)
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         base = self.base
         if isinstance(base, Hessian) and base.route == "auto":
-            base.batch_rows(params, batch, rows[:1])  # chooses
-        whole = not base.risk.sharded  # whose weights are part of no graph
+            base.batch_rows(params, batch, rows[:1])  # this product chooses the route
+        whole = not base.risk.sharded  # weights of a sharded model are not part of the graph
         if self._shared and whole and (not isinstance(base, Hessian) or base.reversible(params, batch, rows[:1])):
             try:
                 if isinstance(base, JacobianProduct):
@@ -122,7 +122,7 @@ class BlockDiagonal(RiskOperator):
                     raise
                 if (missing := missing_operation(error)) is None:
                     raise
-                log.info("%s has no second derivative: each block by a product of its own", missing)
+                log.info("%s has no second derivative: each block takes a product of its own", missing)
                 self._shared = False
         image, weight = base.batch_rows(params, batch, _spread(rows, self.space, self.groups))
         return _cut(image, self.space, self.groups), weight
@@ -136,7 +136,7 @@ class BlockDiagonal(RiskOperator):
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             with smooth:
                 total, weight = base.risk.total_and_weight(leaves, batch)
-            self._look(total)
+            self._check_graph(total)
             slopes = dict(zip(leaves, gradients(total, tuple(leaves.values()), create_graph=True), strict=True))
         image, where = torch.zeros_like(rows), self.space.slices
         for names in self.groups.values():
@@ -149,12 +149,12 @@ class BlockDiagonal(RiskOperator):
         return image, weight.detach()
 
     def _jacobians(self, base: JacobianProduct, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """J_g' M J_g v_g: J'u is linear in u, so that J_g v_g is the gradient of v_g . J_g'u in u."""
+        """J_g' M J_g v_g: J'u is linear in u, so J_g v_g is the gradient of v_g . J_g'u with respect to u."""
         loss, data = base.risk.output_loss, batch.data
         with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             out = base.risk.output(leaves, batch)
-            self._look(out)
+            self._check_graph(out)
             u = torch.zeros_like(out, requires_grad=True)
             backs = torch.autograd.grad(
                 out, tuple(leaves.values()), u, create_graph=True, materialize_grads=True
@@ -172,37 +172,22 @@ class BlockDiagonal(RiskOperator):
                 image[:, where[name]] = part.reshape(len(rows), -1)
         return image, loss.weight(held, data)
 
-    def _look(self, out: Tensor) -> None:
-        """Search the graph once for what reverse mode leaves out in silence."""
+    def _check_graph(self, out: Tensor) -> None:
+        """Search the graph once for functions that reverse mode would silently leave out."""
         if not self._graph_seen:
             refuse_once_differentiable(out)
             self._graph_seen = True
 
     def _pull(self, outputs: list[Tensor], inputs: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
-        """Gradients (k, *shape) of `outputs` in `inputs` for k stacked cotangents; the graph stays for other groups."""
-        count = len(vectors[0])
-        if self._batched and count > 1:
+        """`pull` with all vectors at once if that is possible; the graph is kept for the other groups."""
+        if self._batched and len(vectors[0]) > 1:
             try:
-                found = torch.autograd.grad(
-                    outputs, inputs, vectors, is_grads_batched=True, retain_graph=True, materialize_grads=True
-                )
-                # materialised zeros come without the batch dimension
-                return [
-                    g if g.ndim > x.ndim else x.new_zeros(count, *x.shape) for g, x in zip(found, inputs, strict=True)
-                ]
+                return pull(outputs, inputs, vectors, batched=True, keep_graph=True)
             except RuntimeError as error:
-                if is_shortage(error):
-                    raise
-                if missing_operation(error) is not None:
+                if is_shortage(error) or missing_operation(error) is not None:
                     raise
                 self._batched = False  # no batching rule: from here on one vector at a time
-        rows = [
-            torch.autograd.grad(
-                outputs, inputs, [v[i].clone() for v in vectors], retain_graph=True, materialize_grads=True
-            )
-            for i in range(count)
-        ]
-        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+        return pull(outputs, inputs, vectors, batched=False, keep_graph=True)
 
 
 # ---------------------------------------------------------------------------------- a product for each block
@@ -218,7 +203,7 @@ def _spread(rows: Tensor, space: ParamSpace, groups: Mapping[str, tuple[str, ...
 
 
 def _cut(image: Tensor, space: ParamSpace, groups: Mapping[str, tuple[str, ...]]) -> Tensor:
-    """The diagonal blocks' parts of the images of `_spread`."""
+    """Rows (k, dim) from the images of `_spread`: of each image, the part of its own group."""
     apart = image.reshape(len(groups), -1, space.dim)
     found = torch.zeros_like(apart[0])
     for number, names in enumerate(groups.values()):

@@ -1,8 +1,8 @@
-"""Operations that cannot be differentiated twice, by name.
+"""Gradients, and the names of operations that cannot be differentiated twice.
 
-torch says so in many ways, and in one case not at all: the backward of a custom function marked `once_differentiable`
-is left out of `torch.autograd.grad(..., inputs)` in silence, because the node that would complain leads to none of the
-inputs. That one is looked for in the graph.
+torch reports such operations in many ways, and one kind not at all: `torch.autograd.grad(..., inputs)` silently leaves
+out the backward of a custom function marked `once_differentiable`, because the node that would raise the error leads to
+none of the inputs. The graph is searched for these functions.
 """
 
 import re
@@ -31,7 +31,7 @@ _PATTERNS = (
 
 
 def missing_operation(error: BaseException) -> str | None:
-    """The operation that torch says it cannot differentiate, if that is what the error is about.
+    """The operation that torch cannot differentiate, if this is what the error says.
 
     Example:
         >>> missing_operation(NotImplementedError("derivative for aten::_ctc_loss_backward is not implemented"))
@@ -53,7 +53,7 @@ def _called(trace: TracebackType | None) -> str | None:
     """The name of the innermost torch.autograd.Function, or module, that was being called."""
     name = None
     while trace is not None:
-        for key in ("cls", "autograd_function", "self"):  # what torch's own frames call it
+        for key in ("cls", "autograd_function", "self"):  # its name in torch's own frames
             value = trace.tb_frame.f_locals.get(key)
             if isinstance(value, type) and issubclass(value, torch.autograd.Function):
                 name = value.__name__
@@ -64,17 +64,48 @@ def _called(trace: TracebackType | None) -> str | None:
 
 
 def gradients(total: Tensor, inputs: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
-    """The gradient of a number in `inputs`; zero where it does not depend on them, or on none of them."""
+    """The gradient of a number with respect to `inputs`; zero for those on which it does not depend."""
     if not total.requires_grad:
         return tuple(torch.zeros_like(x, requires_grad=False) for x in inputs)
     return torch.autograd.grad(total, inputs, create_graph=create_graph, materialize_grads=True)
+
+
+def pull(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    *,
+    batched: bool,
+    keep_graph: bool = False,
+) -> list[Tensor]:
+    """Gradients (k, *shape) of `outputs` with respect to `inputs` for k stacked cotangents (k, *shape)."""
+    count = len(vectors[0])
+    if not batched:
+        rows = [
+            torch.autograd.grad(
+                outputs,
+                inputs,
+                [v[i].clone() for v in vectors],
+                retain_graph=keep_graph or i + 1 < count,
+                materialize_grads=True,
+            )
+            for i in range(count)
+        ]
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+    images = torch.autograd.grad(
+        outputs, inputs, vectors, is_grads_batched=True, retain_graph=keep_graph, materialize_grads=True
+    )
+    # materialised zeros of unused inputs come without the batch dimension
+    return [
+        image if image.ndim > x.ndim else x.new_zeros(count, *x.shape) for image, x in zip(images, inputs, strict=True)
+    ]
 
 
 def refuse_once_differentiable(out: Tensor) -> None:
     """Raise if a custom function on the way to `out` has a backward that cannot itself be differentiated.
 
     Raises:
-        NotImplementedError: In torch's words for other operations, with the name of the function.
+        NotImplementedError: With the name of the function, in the words that torch uses for other operations.
     """
     for node in _nodes(out):
         function = getattr(node, "_forward_cls", None)

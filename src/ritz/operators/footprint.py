@@ -1,10 +1,10 @@
-"""How much a CPU takes at once: samples whose intermediate results stay small, vectors that have room in memory.
+"""How many samples and vectors a CPU takes at once, so that intermediate results stay small and fit in memory.
 
-K vectors at a time are K tangents of every activation. Blocks of memory over some 32 MiB are asked of the system anew
-each time and given back after, and a page that is new costs more than the arithmetic on it: on a small convolutional
-network at batch 128, K = 8, pieces of 32 samples took 0.5 to 0.65 of the time of the whole batch (docs/speed.md). And
-where a GPU has an error for want of memory, after which vectors are taken fewer at a time, a system without memory ends
-the process: what a product needs is counted before.
+K vectors at a time mean K tangents of every activation. The C library requests blocks of memory over some 32 MiB from
+the system each time and gives them back afterwards, and a new page costs more than the arithmetic on it: on a small
+convolutional network at batch 128, K = 8, pieces of 32 samples took 0.5 to 0.65 of the time of the whole batch
+(docs/speed.md). A GPU that is out of memory raises an error, after which fewer vectors are taken at a time, but a
+system that is out of memory kills the process: so the memory of a product is counted in advance.
 """
 
 import logging
@@ -26,15 +26,15 @@ from ..risk import Params, Risk
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1 << 24  # bytes of one intermediate result, tangents counted in
-WORTH = 2  # bytes of all results of a piece, for each of the weights
+LARGEST = 1 << 24  # bytes of one intermediate result, including its tangents
+WORTH = 2  # bytes of all results of a piece, for each byte of the weights
 SHARE = 0.5  # part of the machine's memory that a product may take
-OWN, EACH = 3.0, 1.5  # times what a forward pass computes: held by a product, and for each of its vectors
-_LOOKED_AT = 2  # samples; a model may treat a single one in a way of its own
+OWN, EACH = 3.0, 1.5  # memory of a product, and of each of its vectors, in units of all results of a forward pass
+_LOOKED_AT = 2  # samples that are measured; a model may treat a single one differently
 
 
 class Footprint(NamedTuple):
-    """Bytes of what a forward pass computes, for each sample: the largest result, and all of them; of the weights."""
+    """Bytes per sample of the largest result of a forward pass and of all its results, and bytes of the weights."""
 
     largest: int
     total: int
@@ -42,7 +42,7 @@ class Footprint(NamedTuple):
 
     @property
     def worth(self) -> int:
-        """Samples of a piece, for which all weights are read."""
+        """The least number of samples for which it is worth reading all weights."""
         return max(1, math.ceil(WORTH * self.weights / max(1, self.total)))
 
 
@@ -50,11 +50,11 @@ _known: "weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Footprint]]" = weak
 
 
 def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> int:
-    """The most samples whose largest activation, once for each vector, takes `LARGEST` bytes; at least one.
+    """The largest number of samples whose largest activation, times the vectors, fits into `LARGEST` bytes; at least 1.
 
-    Of a CPU so many that their activations are `WORTH` times the weights, where there is room: every piece reads all
-    weights and vectors. By count, not by the clock: the same data is cut in the same way each time. To be called inside
-    `session`.
+    On a CPU, it is at least so many that their activations are `WORTH` times the weights, if memory allows, because
+    every piece reads all weights and vectors. It depends on sizes only, not on time, so that the same data is always
+    cut in the same way. To be called inside `session`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1 << 16), torch.nn.Linear(1 << 16, 1))
@@ -73,11 +73,11 @@ def fitting_piece(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
 
 
 def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
-    """How many vectors, of `most`, a CPU takes at once; at least one.
+    """How many vectors, up to `most`, a CPU takes at once; at least one.
 
-    So many that with the least samples that are taken at once, those of a batch that stays whole or a piece that is
-    worth it, the largest activation takes `LARGEST` bytes, and that there is room. The whole memory counts, not what is
-    free, so that two runs on one machine are alike. To be called inside `session`.
+    With the smallest number of samples taken at once (a whole batch if it cannot be cut, else `Footprint.worth`), the
+    largest activation must fit into `LARGEST` bytes, and the product into memory. The whole memory counts, not the free
+    memory, so that two runs on one machine are alike. To be called inside `session`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1 << 16), torch.nn.Linear(1 << 16, 1))
@@ -96,7 +96,7 @@ def fitting_chunk(risk: Risk, params: Params, batch: Batch, most: int) -> int:
 
 
 def product_bytes(risk: Risk, params: Params, batch: Batch, num_vectors: int) -> float:
-    """What a product of a whole batch with so many vectors at once takes, about. To be called inside `session`.
+    """About how many bytes a product of a whole batch takes with so many vectors. To be called inside `session`.
 
     Example:
         >>> risk = Risk(torch.nn.Linear(1, 4), torch.nn.MSELoss(), (torch.zeros(5, 1), torch.zeros(5, 4)))
@@ -109,14 +109,14 @@ def product_bytes(risk: Risk, params: Params, batch: Batch, num_vectors: int) ->
 
 
 def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
-    """Refuse a batch that stays whole where a CPU cannot have room for it: the system would end the process.
+    """Refuse a batch that must stay whole and does not fit in a CPU's memory, since the system would kill the process.
 
-    What a product takes is counted too high for that. By any route it holds at least what a forward pass keeps for the
-    backward one, and where that alone is more than the memory and the swap of the host there is no way. Between the two
-    it is tried, and said in the log. To be called inside `session`.
+    `product_bytes` overestimates, so it cannot decide alone. By any route a product holds at least what a forward pass
+    keeps for the backward pass: if this alone exceeds the memory and swap of the host, the batch is refused. If only
+    the estimate does, the product is tried, with a warning in the log. To be called inside `session`.
 
     Raises:
-        NoRoomError: It says what was counted, what there is, and how many samples would fit.
+        NoRoomError: With the memory that is needed, the memory that exists, and how many samples would fit.
 
     Example:
         >>> risk = Risk(torch.nn.Linear(1, 4), torch.nn.MSELoss(), (torch.zeros(5, 1), torch.zeros(5, 4)), mode="train")
@@ -126,7 +126,7 @@ def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
     there = whole_memory(risk.device) + whole_swap()
     try:
         wanted = product_bytes(risk, params, batch, 1)
-    except Exception:  # a model or a loss that is itself at fault fails again in the product, and says why
+    except Exception:  # an error of the model or the loss itself is raised again by the product
         return
     if wanted <= there:
         return
@@ -134,16 +134,21 @@ def refuse_without_room(risk: Risk, params: Params, batch: Batch) -> None:
     fits = int(room() / max(1.0, wanted / batch.size))
     if batch.size * each <= there:
         log.warning(
-            "a product of %d samples may take %s, and there are %s; the system kills a process that takes more",
+            "a product of %d samples may take %s of the %s in memory and swap; the system kills a process that takes "
+            "more",
             batch.size, _told(wanted), _told(there),
         )  # fmt: skip
         return
-    advice = f"about {fits} would fit: give data in batches of {fits}, another function" if fits else "nor does a part"
+    advice = (
+        f"about {fits} would fit: give data in batches of {fits} (which is another function)"
+        if fits
+        else "not even one sample would fit: use a smaller model"
+    )
     raise NoRoomError(
-        f"a batch of {batch.size} samples does not fit in memory and is not cut: with batch statistics, dropout or "
-        f"an opaque loss it is part of the function; its forward pass keeps {_told(batch.size * each)} for the "
-        f"backward one, {_told(each)} a sample, a product takes about {_told(wanted)}, and there are {_told(there)} "
-        f"with swap; {advice}, or use mode='eval' with a separable loss"
+        f"a batch of {batch.size} samples does not fit in memory, and cannot be cut because of batch statistics, "
+        f"dropout or an opaque loss; its forward pass keeps {_told(batch.size * each)} for the backward pass, "
+        f"{_told(each)} per sample, a product takes about {_told(wanted)}, and the host has {_told(there)} with swap; "
+        f"{advice}, or use mode='eval' with a separable loss"
     )
 
 
@@ -158,9 +163,9 @@ def _told(size: float) -> str:
 
 
 def kept_bytes(risk: Risk, params: Params, batch: Batch) -> float:
-    """What a forward pass keeps of each sample for the backward one; 0 where a few of the samples cannot be taken.
+    """Bytes that a forward pass keeps per sample for the backward pass; 0 if a part of the batch cannot be passed.
 
-    From twice as many of them as `footprint` looks at and half of those, so that weights are left out. To be called
+    It is the difference between passes of two and of four samples, so that the weights do not count. To be called
     inside `session`.
 
     Example:
@@ -175,14 +180,14 @@ def kept_bytes(risk: Risk, params: Params, batch: Batch) -> float:
         return 0.0
     try:
         sizes = [_kept(risk, params, piece) for piece in (few, more)]
-    except Exception as error:  # a model or a loss that knows whole batches alone
+    except Exception as error:  # a model or a loss that accepts only whole batches
         log.info("what %d samples keep is not known: %s", more.size, " ".join(str(error).split())[:200])
         return 0.0
     return max(0.0, (sizes[1] - sizes[0]) / (more.size - few.size))
 
 
 def _kept(risk: Risk, params: Params, batch: Batch) -> int:
-    """Bytes of all tensors that live because the graph of a batch does."""
+    """Bytes of all tensors that the graph of a batch keeps alive."""
     leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
     with LiveBytes() as live, torch.enable_grad():
         total = risk.total(leaves, batch)
@@ -192,11 +197,11 @@ def _kept(risk: Risk, params: Params, batch: Batch) -> int:
 
 
 def _passes(num_vectors: int) -> float:
-    """What a product holds, in results of forward passes."""
+    """The memory of a product, in units of all results of a forward pass."""
     return OWN + EACH * num_vectors
 
 
-@cache  # a look into files of the system, for every product of a batch
+@cache  # it reads files of the system, and every product of a batch needs it
 def room() -> float:
     """Bytes of the host's memory that a product may take.
 
@@ -208,7 +213,7 @@ def room() -> float:
 
 
 def footprint(risk: Risk, params: Params, batch: Batch) -> Footprint:
-    """Looked at once for a model and a kind of batch: on two samples, or on a batch that stays whole."""
+    """Measured once for a model and a kind of batch: on two samples, or on a batch that must stay whole."""
     known = _known.setdefault(risk.model, {})
     looked = batch.head(_LOOKED_AT) if risk.splittable and batch.size > _LOOKED_AT else batch
     key = (risk.dtype, risk.mode, risk.names, looked.size, *((x.shape[1:], x.dtype) for x in tensors_of(batch.data)))
@@ -221,7 +226,7 @@ def footprint(risk: Risk, params: Params, batch: Batch) -> Footprint:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that come to life inside it and are still alive, and keeps the most.
+    """Counts the bytes of tensors that are created inside it and still alive, and their peak.
 
     Example:
         >>> with LiveBytes() as live:
@@ -239,7 +244,7 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Those that are alive."""
+        """Bytes of the tensors that are still alive."""
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
         return sum(number for _, number in self._alive.values())
 
@@ -250,7 +255,7 @@ class LiveBytes(TorchDispatchMode):
         given = {_key(x) for x in tensors_of((args, kwargs))}
         result = func(*args, **kwargs)
         for x in tensors_of(result):
-            if _key(x) not in given:  # a view of what was there costs nothing
+            if _key(x) not in given:  # a view of an argument takes no memory
                 storage = x.untyped_storage()
                 self._alive[_key(x)] = (StorageWeakRef(storage), storage.nbytes())
         self.peak = max(self.peak, self.bytes)
@@ -262,7 +267,7 @@ def _key(x: Tensor) -> int:
 
 
 class _Sizes(TorchDispatchMode):
-    """Notes the bytes of new tensors: of the largest and of all."""
+    """Records the bytes of new tensors: of the largest, and of all together."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -270,7 +275,7 @@ class _Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:  # as the transpose of a weight
+        if not func.is_view:  # a transpose, for example, takes no memory
             sizes = [x.numel() * x.element_size() for x in tree_leaves(out) if isinstance(x, Tensor)]
             self.largest, self.total = max([self.largest, *sizes]), self.total + sum(sizes)
         return out

@@ -30,20 +30,20 @@ from .tape.kept import Kept
 
 log = logging.getLogger(__name__)
 
-# relative difference of two ways to |J v|^2 that still count as the same; round-off moves it by 1e-7 in float32
+# two computations of |J v|^2 count as equal up to this relative difference; round-off is about 1e-7 in float32
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 class JacobianProduct(RiskOperator):
-    """(1 / W) sum_i J_i' M_i J_i; a subclass names the middle M."""
+    """(1 / W) sum_i J_i' M_i J_i; a subclass names the matrix M in the middle."""
 
     kind: Kind
 
     def __init__(self, risk: Risk) -> None:
         super().__init__(risk)
         self.positive = risk.output_loss.convex or self.kind != "ggn"
-        self._forward_mode = True  # until an operation turns out not to have it, or to have it wrong
-        self._twice = False  # whether the backward pass was seen to be one that can be differentiated
+        self._forward_mode = True  # until an operation turns out to have no forward derivative, or a wrong one
+        self._twice = False  # whether it is confirmed that the backward pass can be differentiated
         self._tapes = Tapes(risk)
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor | None:
@@ -69,9 +69,9 @@ class JacobianProduct(RiskOperator):
                 missing = missing_operation(error)
                 if missing is None and len(rows) == 1:
                     raise
-                # several vectors may fail where one does not; a model that is itself at fault fails again
+                # several vectors may fail where one does not; an error of the model itself is raised again below
                 why = missing or str(error).partition("\n")[0][:200]
-                log.info("no forward derivative of %s: %s products by reverse mode alone", why, self.matrix)
+                log.info("no forward derivative of %s: %s products use reverse mode only", why, self.matrix)
             self._leave_forward_mode()
         try:
             return self._reverse(params, batch, rows)
@@ -85,23 +85,23 @@ class JacobianProduct(RiskOperator):
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows, apart=True), held)
-        if found is None and self._tapes.hidden:  # which is done in reverse, and as it is
+        if found is None and self._tapes.hidden:  # such products use reverse mode and are not compiled
             return super()._traced(params, held, batch, rows)
         return self._nested(params, batch, rows, held) if found is None else found
 
     def _forward(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         tapes, found = self._tapes, None
-        # else a tape costs the host more than it spares
+        # in all other cases a tape costs the host more than it saves
         if len(rows) > 1 or tapes.keeps or tapes.cuts or not tapes.tried:
             found = tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows), straight=len(rows))
-        if found is None and tapes.hidden:  # forward mode would look into torch.no_grad(), and through .data
+        if found is None and tapes.hidden:  # forward mode would ignore torch.no_grad() and .data
             with contextlib.suppress(NotImplementedError):
                 found = self._reverse(params, batch, rows)
         found = self._nested(params, batch, rows) if found is None else found
         return found if self._forward_mode else self._reverse(params, batch, rows)
 
     def _taped(self, tape: Tape, batch: Batch, rows: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
-        """All vectors along one tape of the forward pass, there and back."""
+        """All vectors along one tape of the forward pass: pushed forward, then pulled back."""
         loss, out = self.risk.output_loss, tape.out.detach()
         draws = self._draws(out, batch)
         tangents, _ = tape.push(self.space.split(rows))
@@ -115,14 +115,14 @@ class JacobianProduct(RiskOperator):
         return pull(middle), loss.weight(out, batch.data)
 
     def _settled(self) -> bool:
-        """Whether forward mode is not, or not now, to be held against reverse mode: a recording looks at no number."""
+        """Whether to skip the comparison of forward with reverse mode: already done, or impossible while recording."""
         known = self.risk.names in self.risk.forward_modes
         return known or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
     def _confirm(self, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]) -> None:
-        """Leave forward mode where it is not the transpose of reverse mode, as for some of torch's operations.
+        """Give up forward mode if it is not the transpose of reverse mode, which happens for some torch operations.
 
-        v . J'u is to be |u|^2 for u = J v, and v of random signs, since a zero would leave a parameter out. Once for
+        v . J'u must be |u|^2 for u = J v. v has random signs, since a zero would leave a parameter out. Done once for
         the outputs of a risk.
         """
         v = self.probes([0], seed=0)
@@ -130,13 +130,13 @@ class JacobianProduct(RiskOperator):
         squared, found = (float(row_dots(a, b)) for a, b in ((u.flatten(1), u.flatten(1)), (v, pull(u))))
         self.risk.forward_modes[self.risk.names] = True
         if abs(found - squared) > self._tolerance(_AGREE) * squared:
-            log.info("a forward derivative of torch's is wrong: %s products by reverse mode alone", self.matrix)
+            log.info("a forward derivative of torch is wrong: %s products use reverse mode only", self.matrix)
             self._leave_forward_mode()
 
     def _confirm_reverse(self, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]) -> None:
-        """Refuse a backward pass that hides what it depends on, as hooks of implicit layers do: J v is made of it.
+        """Refuse a backward pass whose own derivative, which gives J v, is wrong, as with hooks of implicit layers.
 
-        As for forward mode, v . J'u is to be |u|^2 for u = J v.
+        As for forward mode, v . J'u must be |u|^2 for u = J v.
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return
@@ -145,9 +145,9 @@ class JacobianProduct(RiskOperator):
         squared, found = float((u * u).sum()), float((v * pull(u)).sum())
         if abs(found - squared) > self._tolerance(_AGREE) * squared:
             raise UnsupportedError(
-                "the backward pass of the network cannot be differentiated, as where a hook changes gradients in an "
-                f"implicit layer, and {self.matrix} products would be wrong: exact traces and diagonals "
-                "(method='exact'), ritz.KFACOperator and ritz.Hessian do without"
+                "the backward pass of the network cannot be differentiated (for example, because a hook changes the "
+                f"gradients of an implicit layer), so {self.matrix} products would be wrong; use ritz.Hessian, "
+                "ritz.KFACOperator, or exact traces and diagonals (method='exact'), which do not need it"
             )
         self._twice = True
 
@@ -155,14 +155,14 @@ class JacobianProduct(RiskOperator):
         self._forward_mode = self.risk.forward_modes[self.risk.names] = False
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
-        """By torch.func: J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
+        """With torch.func: J v by forward mode, J' u by reverse mode, all vectors in one batched product."""
         loss = self.risk.output_loss
 
         def outputs(p: Params) -> Tensor:
             return self.risk.output({**(held or {}), **p}, batch)
 
         def product(v: Params) -> tuple[Params, Tensor]:
-            # one forward pass: the tangent rides along as an auxiliary result and is not differentiated again
+            # one forward pass: the tangent is an auxiliary result, which is not differentiated again
             result: Any = torch.func.vjp(lambda p: torch.func.jvp(outputs, (p,), (v,)), params, has_aux=True)
             out, pullback, tangent = result
             image = loss.middle(self.kind, out, batch.data, tangent, self._draws(out, batch))
@@ -193,7 +193,7 @@ class JacobianProduct(RiskOperator):
         return torch.stack(images), weight
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Without forward mode: J'u is linear in u, so that J v is the gradient of v . J'u in u."""
+        """Without forward mode: J'u is linear in u, so J v is the gradient of v . J'u with respect to u."""
         loss = self.risk.output_loss
         with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
@@ -209,7 +209,7 @@ class JacobianProduct(RiskOperator):
         draws = self._draws(held, batch)
 
         def push(row: Tensor) -> Tensor:
-            v = [part.clone() for part in self.space.split(row).values()]  # complex views want numbers in pairs
+            v = [part.clone() for part in self.space.split(row).values()]  # complex views need aligned pairs
             along = [pulled[i] for i in live], u, [v[i] for i in live]
             return torch.autograd.grad(*along, retain_graph=True, materialize_grads=True)[0]
 
@@ -297,12 +297,12 @@ class Fisher(JacobianProduct):
         if not self.risk.batches.cached and not self.risk.batches.ordered:
             raise UnsupportedError(
                 "the Monte Carlo Fisher needs data in a fixed order, since drawn labels belong to places in it; this "
-                "loader shuffles and is too large to keep: switch shuffling off"
+                "loader shuffles, and its data is too large to keep: switch shuffling off"
             )
         return super()._rows(rows)
 
     def _recipe(self) -> Hashable | None:
-        return None  # labels belong to places in the data
+        return None  # drawn labels depend on the position in the data
 
     def _draws(self, out: Tensor, batch: Batch) -> Tensor:
         return torch.stack(
@@ -313,7 +313,7 @@ class Fisher(JacobianProduct):
         )
 
     def _uniforms(self, number: int, batch: Batch) -> Uniforms:
-        """Keyed by (seed, draw, place in the data): the same however the data is cut."""
+        """Random numbers keyed by (seed, draw, position in the data): the same however the data is cut."""
 
         def uniforms(count: int, stream: str) -> Tensor:
             start = batch.start * (count // batch.size)

@@ -1,7 +1,7 @@
 """The Hessian of the risk, by one of three routes.
 
     forward      d/dt grad L(w + t v)      forward mode over reverse mode; K vectors share one gradient
-    reverse      grad (grad L . v)         reverse mode twice; widest coverage of operations
+    reverse      grad (grad L . v)         reverse mode twice; works for most operations
     difference   [grad L(w + e v) - grad L(w - e v)] / 2e      no second derivative needed; approximate
 
 Cost in multiplications of a dense layer (gradient = 3): K products cost 3 + 6 K in reverse mode, and 2 + 6 K in forward
@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..losses import CallableLoss, Loss
 from ..memory import is_shortage
 from ..plan import Route
 from ..risk import Params, Risk
-from .derivatives import gradients, missing_operation, refuse_once_differentiable
+from .derivatives import gradients, missing_operation, pull, refuse_once_differentiable
 from .risk_operator import RiskOperator
 from .rows import difference_step, each_row, gathered
 from .tape import Tape, Tapes
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 ROUTES: tuple[Route, ...] = ("forward", "reverse", "difference")
 _EXACT: tuple[Route, ...] = ("forward", "reverse")
-_TRUST = 1e-2  # relative disagreement with differences that still counts as right
+_TRUST = 1e-2  # a product is right if its relative difference from central differences is at most this
 
 
 class Hessian(RiskOperator):
@@ -49,9 +49,9 @@ class Hessian(RiskOperator):
             with several vectors). Otherwise it keeps "reverse", unless "forward" takes less than half the time. If the
             routes disagree, or only one works, each is compared with differences of the gradient and with its own
             transpose. If none is right, differences are used, with a `NumericalWarning`. After the first product,
-            `route` and the convention name the route. A route that is named is used as it is. "forward" by torch.func,
-            whose derivatives may be wrong for an operation, is compared with "reverse" once, on the first batch, with a
-            warning if they disagree.
+            `route` and the convention name the route. A route that is named is used without these checks, except that
+            "forward" by torch.func, whose derivatives may be wrong for an operation, is compared with "reverse" once,
+            on the first batch, with a warning if they disagree.
 
     Raises:
         UnsupportedError: In a product, if an operation has no second derivative by the chosen route; the error names
@@ -74,16 +74,16 @@ class Hessian(RiskOperator):
         if wanted not in (*ROUTES, "auto"):
             raise ValueError(f"route must be one of {', '.join(ROUTES)} or auto, got {wanted!r}")
         self.route: Route = wanted
-        self.error: float | None = None  # of differences, relative, where it was measured
+        self.error: float | None = None  # relative error of differences; None if it was not measured
         self._batched = True  # whether reverse mode takes all vectors of a chunk at once
-        self._graph_seen = False  # whether the graph was searched for what reverse mode leaves out in silence
+        self._graph_seen = False  # whether the graph was searched for functions that reverse mode silently leaves out
         self._tapes = Tapes(risk)
-        self._held = False  # whether forward mode by torch.func was held against reverse mode
-        self._reversible: bool | None = None  # whether reverse mode gives the same; not known before it is asked
+        self._compared = False  # whether forward mode by torch.func was compared with reverse mode
+        self._reversible: bool | None = None  # whether reverse mode gives the same; None before it is tried
 
     def _like(self, risk: Risk) -> "Hessian":
         other = Hessian(risk, self.route)
-        other._held = self._held
+        other._compared = self._compared
         return other
 
     def convention(self) -> str:
@@ -92,8 +92,9 @@ class Hessian(RiskOperator):
 
     def _recipe(self) -> Hashable | None:
         known = self.route if self.route != "auto" else self.risk.routes.get(self.risk.names)
-        held = self._held or self._tapes.works or self.route != "forward"  # else this product looks at numbers
-        return known if known in _EXACT and held else None
+        # a product that compares routes reads numbers, and cannot be recorded
+        settled = self._compared or self._tapes.works or self.route != "forward"
+        return known if known in _EXACT and settled else None
 
     def settle(self, rows: Tensor) -> None:
         """All ranks try the routes on the same batch and use the timing of the first rank."""
@@ -122,7 +123,7 @@ class Hessian(RiskOperator):
         self.risk.routes[names] = self.route
 
     def _settle_sharded(self, rows: Tensor) -> None:
-        """A sharded model has differences alone; how good they are is measured by two steps, on the first batch."""
+        """A sharded model has only differences, whose error is measured from two steps on the first batch."""
         if self.route not in ("auto", "difference"):
             raise UnsupportedError(
                 "the parameters of a model sharded by FSDP2 have no second derivative, and the "
@@ -136,7 +137,7 @@ class Hessian(RiskOperator):
         """The relative error of a central difference along a row (dim,), from steps of single and double length.
 
         The truncation error is proportional to the square of the step, so a third of the difference of the two is the
-        error of the shorter; round-off and kinks are included. It is measured on the first batch.
+        error of the shorter step; round-off and kinks are included. It is measured on the first batch.
 
         Example:
             >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -152,28 +153,28 @@ class Hessian(RiskOperator):
         return float((near - far).norm()) / (3 * size) if size else 0.0
 
     def _stretched(self, params: Params, batch: Batch, row: Tensor, stretch: float) -> Tensor:
-        """The difference on one batch, in pieces as small as memory asks for."""
+        """The difference on one batch, in pieces that fit in memory."""
         pieces = self.risk._pieces(lambda p, piece: self._difference(p, piece, row[None], stretch), params, batch)
         return torch.stack([image for image, _ in pieces]).sum(0)
 
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.route == "auto":
-            # the same for every Hessian of this risk, so that two runs do not differ by a stroke of the clock
+            # one choice for all Hessians of this risk, so that their products do not differ because of timing
             self.route = self.risk.routes.get(self.risk.names) or self._choose(params, batch, rows)
             self.risk.routes[self.risk.names] = self.route
-            self._held = True
+            self._compared = True
         try:
             found = self._by(self.route, params, batch, rows)
-            if self.route == "forward" and not (self._held or self._tapes.works):
-                self._held = True
-                self._hold(params, batch)
+            if self.route == "forward" and not (self._compared or self._tapes.works):
+                self._compared = True
+                self._compare(params, batch)
             return found
         except RuntimeError as error:
             if (missing := missing_operation(error)) is None:
                 raise
             raise UnsupportedError(
                 f"operation {missing} has no second derivative by the {self.route} route; replace it in the model, or "
-                "use route='auto', which takes another way where there is one"
+                "use route='auto', which takes another route if there is one"
             ) from error
 
     def _by(self, route: Route, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +182,8 @@ class Hessian(RiskOperator):
             params, batch, rows
         )
 
-    def _hold(self, params: Params, batch: Batch) -> None:
-        """Forward mode by torch.func against reverse mode, where there is one and room for it, on one vector."""
+    def _compare(self, params: Params, batch: Batch) -> None:
+        """Warn if forward mode by torch.func and reverse mode disagree on one vector; nothing if one of them fails."""
         row = self.probes([0], seed=0)
         try:
             forward, reverse = (self._by(route, params, batch, row)[0] for route in _EXACT)
@@ -191,8 +192,8 @@ class Hessian(RiskOperator):
         if bool(forward.isfinite().all() & reverse.isfinite().all()) and not self._agree(forward, reverse):
             apart = float((forward - reverse).norm() / reverse.norm())
             self._say(
-                f"forward and reverse products disagree by {apart:.0e} of their size on the first batch, so that one "
-                "of them is wrong; use route='auto', which holds both against differences of the gradient"
+                f"forward and reverse products differ by {apart:.0e} of their size on the first batch, so one of them "
+                "is wrong; use route='auto', which compares both with differences of the gradient"
             )
 
     def reversible(self, params: Params, batch: Batch, row: Tensor) -> bool:
@@ -226,7 +227,7 @@ class Hessian(RiskOperator):
         return image, loss.weight(out, batch.data)
 
     def _nested(self, params: Params, batch: Batch, rows: Tensor, held: Params | None = None) -> tuple[Tensor, Tensor]:
-        """By torch.func, which knows most operations."""
+        """With torch.func, which supports most operations."""
 
         def total(p: Params) -> tuple[Tensor, Tensor]:
             return self.risk.total_and_weight({**(held or {}), **p}, batch)
@@ -241,12 +242,12 @@ class Hessian(RiskOperator):
         return each_row(product, self.space, rows)
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        # two passes in reverse cannot be compiled
+        # two reverse passes cannot be compiled
         found = self._tapes.along(params, batch, lambda tape: self._taped(tape, batch, rows, apart=True), held)
         return self._nested(params, batch, rows, held) if found is None else found
 
     def _reverse(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        single = len(rows) == 1  # then nothing need be batched, which convolutions of the fast kind cannot be
+        single = len(rows) == 1  # without batching, which the fast convolutions do not support
         with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
             with SmoothConvolutions() if single else contextlib.nullcontext():
@@ -262,11 +263,9 @@ class Hessian(RiskOperator):
         vectors = list(self.space.split(rows).values())
         outputs, vectors = [grads[i] for i in live], [vectors[i] for i in live]
         try:
-            images = _pull(outputs, inputs, vectors, self._batched and not single)
+            images = pull(outputs, inputs, vectors, batched=self._batched and not single)
         except RuntimeError as error:
-            if is_shortage(error):
-                raise
-            if missing_operation(error) is not None or not self._batched or single:
+            if is_shortage(error) or missing_operation(error) is not None or not self._batched or single:
                 raise
             self._batched = False  # no batching rule, or a wrong one (group_norm's): from here on one vector at a time
             return self._reverse(params, batch, rows)
@@ -286,9 +285,9 @@ class Hessian(RiskOperator):
     # ------------------------------------------------------------------------------------ the choice of a route
 
     def _choose(self, params: Params, batch: Batch, rows: Tensor) -> Route:
-        """The fastest exact route that works on this batch and is right; the difference where none is.
+        """The fastest exact route that works on this batch and is right; if there is none, differences.
 
-        It is tried on as many vectors as are asked for, but on such that leave no weight out.
+        The routes are tried on as many vectors as are requested, but on random signs, which leave no weight out.
         """
         rows = self.probes(range(len(rows)), seed=0)
         images: dict[Route, Tensor] = {}
@@ -301,37 +300,37 @@ class Hessian(RiskOperator):
                     raise
                 missing[route] = missing_operation(error) or str(error).splitlines()[0][:200]
         if not images:
-            # a model that is itself at fault fails here, and says why
+            # an error of the model itself is raised here
             near, far = (self._difference(params, batch, rows[:1], stretch)[0] for stretch in (1.0, 3.0))
             reason = "; ".join(sorted(set(missing.values())))
-            self._warn(f"no exact Hessian product, for want of a second derivative: {reason}", near, far)
+            self._warn(f"no exact Hessian product, because a second derivative is missing: {reason}", near, far)
             return "difference"
         if len(images) < 2 or not self._agree(*images.values()):
             return self._arbitrate(params, batch, tuple(images))
         best: Route = "forward"
         if not (self._tapes.works and (self.device.type == "cpu" or len(rows) > 1)):
-            # Reverse mode, which is mostly faster than torch.func, unless forward takes less than half of its time: so
-            # seldom near a tie that two runs do not differ by the clock.
+            # Reverse mode is mostly faster than torch.func. Forward mode is chosen only if it takes less than half of
+            # the time, which is seldom a close decision, so that two runs choose alike.
             forward, reverse = (_timed(partial(self._by, r, params, batch, rows), self.device) for r in _EXACT)
             best = "forward" if 2 * forward < reverse else "reverse"
         log.info("Hessian products by the %s route", best)
         return best
 
     def _arbitrate(self, params: Params, batch: Batch, routes: Collection[Route]) -> Route:
-        """Routes that do not confirm each other: one that is symmetric, and nearest to differences of the gradient.
+        """Of routes that disagree: one that is symmetric and, among these, nearest to differences of the gradient.
 
-        Differences are the judge as far as two steps of other length agree, which they do not at a kink, and where they
-        are symmetric themselves: what is done under torch.no_grad() they see, and autograd does not differentiate it.
+        Differences decide only as far as steps of two lengths agree, which they do not at a kink, and only if they are
+        symmetric themselves: they see operations under torch.no_grad(), which autograd does not differentiate.
         """
         probes = self.probes([0, 1], seed=0)
 
         def images(by: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-            return torch.cat([by(probe)[0] for probe in probes.split(1)])  # one by one, which works by any route
+            return torch.cat([by(probe)[0] for probe in probes.split(1)])  # every route can take one vector at a time
 
         found = {route: images(partial(self._by, route, params, batch)) for route in routes}
         finite = {route: image for route, image in found.items() if bool(image.isfinite().all())}
         if not finite:
-            return next(iter(routes))  # the product itself says what is wrong
+            return next(iter(routes))  # the product itself raises the error
         truth, other = (images(partial(self._difference, params, batch, stretch=stretch)) for stretch in (1.0, 3.0))
         apart = {route: float((image - truth).norm()) for route, image in finite.items()}
         most = self._tolerance()
@@ -340,15 +339,15 @@ class Hessian(RiskOperator):
         best = min(finite, key=lambda route: (not even[route], apart[route]))
         doubt, scale = float((truth - other).norm()), max(float(truth.norm()), float(finite[best].norm()))
         tilt = _asymmetry(truth, probes)
-        # a model that computes part of itself in fewer digits makes products a little uneven, and differences more so
+        # if a model computes a part in fewer digits, products are slightly asymmetric, and differences even more so
         wrong = (not even[best] and tilt < uneven[best]) or apart[best] > max(10 * doubt, _TRUST * scale)
         if wrong and tilt <= min(10 * doubt + most * scale, _TRUST * scale):
             self._warn(f"{best} products are wrong: they disagree with differences of the gradient", truth, other)
             return "difference"
         if not even[best]:
             self._say(
-                f"{best} products are not symmetric, by {uneven[best] / scale:.0e} of their size: what the model gives "
-                f"for a gradient is that of no function, or part of it is computed in fewer digits than {self.dtype}"
+                f"{best} products are not symmetric, by {uneven[best] / scale:.0e} of their size: the gradient of the "
+                f"model is not that of any function, or a part of it is computed in fewer digits than {self.dtype}"
             )
         elif len(finite) == 2:
             why = "nearer to differences of the gradient" if all(even.values()) else "the one that is symmetric"
@@ -360,12 +359,12 @@ class Hessian(RiskOperator):
         return bool((a - b).norm() <= self._tolerance() * b.norm())
 
     def _warn(self, reason: str, near: Tensor, far: Tensor) -> None:
-        """Of differences, by two steps, which tell of kinks as well as of digits."""
+        """Warn that differences are used, with their error from two steps, which shows kinks as well as round-off."""
         digits = torch.finfo(self.risk.coarsest)
         error = max(digits.eps ** (2 / 3), float((near - far).norm() / near.norm().clamp_min(digits.tiny)))
         self._say(
             f"{reason}; using central differences of the gradient, with a relative error of about {error:.0e} where "
-            "the loss is smooth, and more where a kink of it is near"
+            "the loss is smooth, and more near a kink"
         )
 
     def _say(self, text: str) -> None:
@@ -373,47 +372,29 @@ class Hessian(RiskOperator):
 
 
 def loss_derivatives(loss: Loss, out: Tensor, data: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The gradient of the sum over a batch in the outputs, and its Hessian there as a function of tangents (k, ...)."""
+    """Gradient of the batch's loss sum in the outputs, and its Hessian there as a function of tangents (k, ...)."""
     with torch.enable_grad():
         leaf = out.detach().requires_grad_()
         (slope,) = gradients(loss.total(leaf, data), [leaf], create_graph=isinstance(loss, CallableLoss))
 
     def curve(tangents: Tensor) -> Tensor:
         if isinstance(loss, CallableLoss):
-            return _pull([slope], [leaf], [tangents], batched=True)[0] if slope.requires_grad else 0 * tangents
+            return pull([slope], [leaf], [tangents], batched=True)[0] if slope.requires_grad else 0 * tangents
         return torch.func.vmap(lambda u: loss.middle("ggn", out, data, u))(tangents)
 
     return slope.detach(), curve
 
 
-def _pull(outputs: list[Tensor], inputs: Sequence[Tensor], vectors: list[Tensor], batched: bool) -> list[Tensor]:
-    """Gradients (k, *shape) of `outputs` in `inputs` for k stacked cotangents (k, *shape)."""
-    count = len(vectors[0])
-    if not batched:
-        rows = [
-            torch.autograd.grad(
-                outputs, inputs, [v[i].clone() for v in vectors], retain_graph=i + 1 < count, materialize_grads=True
-            )
-            for i in range(count)
-        ]
-        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
-    images = torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True, materialize_grads=True)
-    # materialised zeros of unused parameters come without the batch dimension
-    return [
-        image if image.ndim > p.ndim else p.new_zeros(count, *p.shape) for image, p in zip(images, inputs, strict=True)
-    ]
-
-
 def _asymmetry(images: Tensor, vectors: Tensor) -> float:
-    """|u'Hv - v'Hu| for the images Hu and Hv of two random vectors: about |H - H'|, as |Hu| is about |H|."""
+    """|u'Hv - v'Hu| for the images Hu and Hv of two random vectors: about |H - H'|, just as |Hu| is about |H|."""
     forms = images @ vectors.T
     return float((forms - forms.T).abs().max())
 
 
 def _timed(fn: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> float:
-    """Seconds of the better of two calls, after a first one.
+    """Seconds of the faster of two calls; the routes have been called once before.
 
-    On a CPU those of this process, which other work on the machine does not lengthen.
+    On a CPU, the time of this process, which does not depend on other work on the machine.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []

@@ -1,7 +1,7 @@
 """The Kronecker-factored curvature of a network as an operator: product, damped inverse, eigenvalues, log-determinant.
 
-Every block is known by its eigenvectors, Q_G (x) Q_A, and its eigenvalues, so that any function of the matrix costs one
-product: f(C) M = Q_G [f(eigenvalues) * (Q_G' M Q_A)] Q_A'. Damping is one of those functions, and is exact.
+Every block is stored as its eigenvectors, Q_G (x) Q_A, and its eigenvalues, so that any function of the matrix costs
+one product: f(C) M = Q_G [f(eigenvalues) * (Q_G' M Q_A)] Q_A'. Damping is such a function, and is exact.
 """
 
 import itertools
@@ -31,9 +31,9 @@ from .units import Unit, units_of
 Function = Callable[[Tensor], Tensor]  # of eigenvalues, element by element
 
 READ = 1 << 20  # bytes of data that a product may read to see whether they have changed
-MARKED = 8  # samples by which code of the user's is known
+MARKED = 8  # samples on which changes of the user's code are detected
 
-# LAPACK's float32 solver often fails on factors with rows of zeros, which dead pixels and dead units leave
+# LAPACK's float32 solver often fails on factors with rows of zeros, which come from dead pixels and dead units
 _DECOMPOSED_IN = {"cpu": torch.float64}
 
 
@@ -55,7 +55,7 @@ class Eigenspace:
     right: Tensor | None  # (groups, inputs, inputs)
 
     def apply(self, matrix: Tensor, multipliers: Tensor) -> Tensor:
-        """f(C) M, for f(values) of the shape of the values."""
+        """f(C) M, where `multipliers` are f(values), in the shape of the values."""
         left, right, x = self.left, self.right, matrix
         single = len(self.values) == 1 and matrix.ndim == 3  # plain products start sooner than batched ones
         if single:
@@ -82,12 +82,12 @@ def kronecker(grad: tuple[Tensor, Tensor | None], inputs: tuple[Tensor, Tensor |
 def eigenbasis(factor: Tensor, last: Tensor | None = None, name: str = "") -> tuple[Tensor, Tensor | None]:
     """Eigenvalues (groups, n), not negative, and eigenvectors of factors (groups, n, n), or of a diagonal (groups, n).
 
-    Where the decomposition fails it is tried in float64 (on a CPU it begins there), then with a jitter of 1e-8 of the
-    mean eigenvalue; after that the `last` good eigenvectors are kept (the axes, where there are none) with the diagonal
-    of the factor in them.
+    If the decomposition fails, it is repeated in float64 (on a CPU, the first one is in float64 already), then with a
+    jitter of 1e-8 of the mean eigenvalue. If these fail too, the `last` good eigenvectors are kept (without any, the
+    coordinate axes), and the eigenvalues are the diagonal of the factor in that basis.
 
     Warns:
-        NumericalWarning: Saying which of these it came to, and for which factor.
+        NumericalWarning: If the first decomposition failed; it names the factor and what was done.
 
     Example:
         >>> values, vectors = eigenbasis(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
@@ -114,7 +114,7 @@ def eigenbasis(factor: Tensor, last: Tensor | None = None, name: str = "") -> tu
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Eigenvalues and eigenvectors, or None where the solver fails or gives what is not finite."""
+    """Eigenvalues and eigenvectors; None if the solver fails or its results are not finite."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except RuntimeError as error:  # torch.linalg.LinAlgError, or an error of the solver's library
@@ -126,8 +126,8 @@ def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _warn_of(name: str, remedy: str) -> None:
     warnings.warn(
-        f"the eigendecomposition of {name or 'a factor'} failed: {remedy}; more damping, or factors from more "
-        "data, keep it from failing",
+        f"the eigendecomposition of {name or 'a factor'} failed: {remedy}; to prevent this, use more damping, or "
+        "factors from more data",
         NumericalWarning,
         stacklevel=callers_level(),
     )
@@ -157,16 +157,16 @@ class KFACOperator(Operator):
 
     The factors are computed at the first use, with one pass over the data (two for EKFAC), and again when something
     that they depend on has changed. For models and losses of torch itself, everything is compared: weights, buffers,
-    settings, class weights, and the data, up to 1 MiB by value and beyond that by torch's version counters. Code of the
-    user is checked by its results: before each use, the outputs and the gradient of the first 8 samples are compared
-    with the previous ones. A change that does not affect these is not detected.
+    settings, class weights, and the data, up to 1 MiB by value and beyond that by torch's version counters. The user's
+    own code is checked by its results: before each use, the outputs and the gradient of the first 8 samples are
+    compared with the previous ones. A change that does not affect these is not detected.
 
-    Which rows of a layer belong to which sample matters to EKFAC, "reduce" and normalisations: side by side, second in
-    the input (steps before samples) or in turn (two views of every sample in one batch). It is seen by one backward
-    pass more for each batch. Rows that mix samples, as the nodes of a graph, or belong to all of them, as queries that
-    are learned, are refused by the first two; the diagonal of a LayerNorm is right on average over `seed` there.
-    BatchNorm in training mode mixes all samples, so that no row has a gradient of one sample alone: whatever flows back
-    to a row counts as that of the row's own sample (see `convention`).
+    EKFAC, "reduce" and normalisations need to know which rows of a layer belong to which sample: the rows of a sample
+    can be adjacent, in the second dimension of the input (steps before samples), or taken in turn (two views of every
+    sample in one batch). One more backward pass per batch finds this out. Rows that mix samples, such as the nodes of a
+    graph, or belong to all samples, such as learned queries, are refused by EKFAC and "reduce"; the diagonal of a
+    LayerNorm is then right on average over `seed`. BatchNorm in training mode mixes all samples, so that no row has a
+    gradient of one sample alone: the gradient of a row counts as that of the row's own sample (see `convention`).
 
     Args:
         risk: The risk; all of its parameters must belong to layers with a rule.
@@ -177,8 +177,8 @@ class KFACOperator(Operator):
             eigenvectors. If a factor has repeated eigenvalues (with "reduce", fewer samples than rows), any basis of
             their space is an eigenbasis, and EKFAC's result there depends on the choice; the rest and the trace do not.
             For "empirical", the items of one sample, such as its tokens, count as one. Embeddings keep d_G d_A'.
-        sharing: "expand" or "reduce", for weights that act at several positions; embeddings are always expanded, which
-            makes their input factor diagonal.
+        sharing: "expand" or "reduce" (`ritz.operators.layer_factors`), for weights that act at several positions.
+            Embeddings are always expanded, which makes their input factor diagonal.
         num_samples, seed: Number and seed of the drawn labels, for "mc".
         max_factor: A factor with more rows than this is diagonal.
 
@@ -212,7 +212,7 @@ class KFACOperator(Operator):
         self.risk, self.fisher, self.ekfac, self.seed = risk, fisher, ekfac, seed
         self.space, self.dtype, self.device = risk.space, risk.dtype, risk.device
         self.matrix = "EKFAC" if ekfac else "KFAC"
-        _ = risk.output_loss  # an opaque loss has no outputs
+        _ = risk.output_loss  # raises an error for a risk whose outputs are not known
         if risk.sharded:
             raise UnsupportedError(
                 "Kronecker factors need whole layers, but this model is sharded by FSDP2; use ritz.GGN or ritz.Fisher"
@@ -221,13 +221,13 @@ class KFACOperator(Operator):
         for unit in self.units.values():
             if unit.module is None:
                 raise UnsupportedError(
-                    f"{unit.name} belongs to no layer with Kronecker factors or a diagonal of its own (or to several); "
+                    f"{unit.name} belongs to no layer that has Kronecker factors or a diagonal, or to several layers; "
                     "leave it out with params= or risk.restrict"
                 )
         self._collector = Collector(self.units, sharing, max_factor)
         self._draws = Fisher(risk, num_samples, seed)._draws
         self._spaces = Kept[dict[str, Eigenspace]](risk, most=READ)
-        self._few: Batch | None = None  # samples, for the mark
+        self._few: Batch | None = None  # the samples of `_mark`
 
     def version(self) -> Hashable:
         return self.risk.version()
@@ -243,19 +243,20 @@ class KFACOperator(Operator):
     # ------------------------------------------------------------------------------------------- factors
 
     def blocks(self) -> Mapping[str, Eigenspace]:
-        """The eigenspace of every block, by module name, or by parameter name where it is diagonal."""
+        """The eigenspace of every block, by module name, or for a diagonal block by parameter name."""
         return self._spaces.get(self._decomposed, self._mark)
 
     def _decomposed(self) -> dict[str, Eigenspace]:
         self.risk.check()
-        spaces = self._made(self._walk(None))
+        stats = self._walk(None)
+        spaces = {name: self._space(unit, stats) for name, unit in self.units.items()}
         if not self.ekfac:
             return spaces
         layers = [name for name in spaces if self.units[name].kind == "layer"]
         return _rescaled(spaces, self._walk({name: (spaces[name].left, spaces[name].right) for name in layers}))
 
     def _mark(self) -> list[Tensor]:
-        """Outputs and gradient of a few samples."""
+        """Outputs and gradient of a few samples, which change if the user's code does."""
         risk, few = self.risk, self._few or self.risk.batches.first()
         if few is None:  # the share of this rank is empty
             return []
@@ -265,18 +266,15 @@ class KFACOperator(Operator):
             return [out, risk.batch_gradient(risk.params(), self._few)[0]]
 
     def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The factors (G, A) of every Kronecker block, (groups, n, n) each, (groups, n) where one is diagonal."""
+        """The factors (G, A) of every Kronecker block, (groups, n, n) each; (groups, n) if a factor is diagonal."""
         self.risk.check()
         stats = self._walk(None)
         return {name: _pair(stats, name) for name, unit in self.units.items() if f"{name}|grad" in stats}
 
-    def _made(self, stats: Statistics) -> dict[str, Eigenspace]:
-        return {name: self._space(unit, stats) for name, unit in self.units.items()}
-
     def _space(self, unit: Unit, stats: Statistics) -> Eigenspace:
         if f"{unit.name}|square" in stats:
             return Eigenspace(stats[f"{unit.name}|square"], None, None)
-        if f"{unit.name}|grad" not in stats:  # never called: no parameter of it reaches the outputs
+        if f"{unit.name}|grad" not in stats:  # never called, so none of its parameters reaches the outputs
             return Eigenspace(torch.zeros(unit.groups, unit.outputs, unit.inputs, device=self.device), None, None)
         grad, inputs = _pair(stats, unit.name)
         return kronecker(eigenbasis(grad, name=f"G of {unit.name}"), eigenbasis(inputs, name=f"A of {unit.name}"))
@@ -287,7 +285,7 @@ class KFACOperator(Operator):
 
         def sums(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
             out, stacks = self.risk.captured(params, batch, lambda out: self._cotangents(out, batch))
-            # by all data: a batch without padding is taken as the others are, however the data is cut
+            # decided by all data, so that it does not depend on how padding falls into batches
             partly = self.risk.leaves_out or leaves_out(self.risk.output_loss, out, batch.data)
             found = collect(self._collector, stacks, batch.size, bases, partly)
             held = next(iter(found.values()), out.new_zeros((), dtype=torch.promote_types(out.dtype, torch.float32)))
@@ -310,7 +308,10 @@ class KFACOperator(Operator):
         return self._signed([item_cotangents(loss, out, batch.data)[None]], batch)
 
     def _signed(self, stacks: Iterable[Tensor], batch: Batch) -> Iterator[Tensor]:
-        """Random signs part the samples where a layer is called once for all of them; elsewhere they cancel."""
+        """Cotangents with a random sign for each sample, which separates samples in rows that they share.
+
+        In the products of each sample with itself the signs cancel.
+        """
         number = itertools.count()
         for stack in stacks:
             count = stack.shape[1]
@@ -319,7 +320,7 @@ class KFACOperator(Operator):
             signs = torch.stack([random_signs(count, key, self.device, start) for key in keys]).to(stack)
             yield stack * signs.reshape(*stack.shape[:2], *[1] * (stack.ndim - 2))
 
-    # ------------------------------------------------------------------------------------------- what it gives
+    # ------------------------------------------------------------------------------------------- results
 
     def _rows(self, rows: Tensor) -> Tensor:
         return self.mapped(rows, lambda values: values)
@@ -333,11 +334,11 @@ class KFACOperator(Operator):
         return self.space.join(images, lead=1).to(rows.dtype)
 
     def inverse(self, damping: float) -> "KFACInverse":
-        """(C + damping I)^-1, exactly: the damping is added to the eigenvalues of the whole, not to the factors."""
+        """(C + damping I)^-1, exactly: the damping is added to the eigenvalues of C, not to those of the factors."""
         return KFACInverse(self, damping)
 
     def eigenvalues(self) -> Tensor:
-        """All eigenvalues, ascending, (dim,); for EKFAC the second moments in their place."""
+        """All eigenvalues, ascending, (dim,); for EKFAC the second moments that replace them."""
         return torch.cat([space.values.flatten() for space in self.blocks().values()]).sort().values
 
     def trace(self) -> Estimate:
@@ -348,7 +349,7 @@ class KFACOperator(Operator):
         """log det (C + damping I), the sum of logarithms; its parts by block.
 
         Raises:
-            ValueError: If the matrix is singular and the damping does not lift it.
+            ValueError: If the matrix with damping is singular.
         """
         if not damping >= 0:
             raise ValueError(f"damping must not be negative, got {damping}")
@@ -365,7 +366,7 @@ class KFACOperator(Operator):
 
 
 def _rescaled(spaces: Mapping[str, Eigenspace], stats: Statistics) -> dict[str, Eigenspace]:
-    """The same eigenvectors with other eigenvalues, where there are some."""
+    """The same eigenvectors with the eigenvalues of EKFAC, for the blocks that have them."""
     return {
         name: Eigenspace(stats.get(f"{name}|scale", space.values), space.left, space.right)
         for name, space in spaces.items()

@@ -1,14 +1,14 @@
-"""Kronecker factors of layers, from what went into them and the gradients of what came out.
+"""Kronecker factors of layers, from the inputs of the layers and the gradients of their outputs.
 
 A layer with inputs a_nt and output gradients g_nt (sample n, position t that shares the weight) has parameter gradients
-sum_t g_nt a_nt', and its block of the Gauss-Newton matrix (1/W) sum_n vec(.) vec(.)' is taken as G (x) A:
+sum_t g_nt a_nt', and its block of the Gauss-Newton matrix (1/W) sum_n vec(.) vec(.)' is approximated by G (x) A:
 
     expand   A = mean over n, t of a a'            G = (1/W) sum over n, t of g g'           (Grosse and Martens 2016)
     reduce   A = mean over n of (mean_t a)(..)'    G = (1/W) sum over n of (sum_t g)(..)'    (Eschenhagen et al. 2023)
 
-W is the weight that the sum of losses is divided by, so G (x) A has the units of the Hessian of the mean loss. The bias
-is a last input that is always 1. Means are over the positions that count: padding, which the loss passes over and no
-gradient comes back to, is none of them. Everything here is a sum over samples, to be added up over batches.
+W is the weight by which the sum of losses is divided, so G (x) A has the units of the Hessian of the mean loss. The
+bias is a last input that is always 1. Means are over the positions that count. Padding, which the loss ignores and
+which gets no gradient, does not count. Everything here is a sum over samples, to be added up over batches.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Sharing = Literal["expand", "reduce"]
 FisherKind = Literal["mc", "type2", "empirical"]
 Statistics = dict[str, Tensor]  # "unit|what" -> a sum over samples
 Bases = Mapping[str, tuple[Tensor | None, Tensor | None]]  # unit -> eigenvectors of G and of A; None is the identity
-Reached = dict[str, Tensor]  # unit -> positions (samples, t) that a gradient comes back to
+Reached = dict[str, Tensor]  # unit -> which positions (samples, t) get a gradient
 
 _WORKSPACE = 1 << 25  # elements of patches, or of per-sample gradients, held at once
 
@@ -48,9 +48,9 @@ class Collector:
         units: The blocks.
         sharing: How positions that share a weight are treated.
         most: A factor with more rows than this is diagonal.
-        surely: Refuse rows that mix samples, as the nodes of a graph, where those of each sample are needed. Else those
-            of as many as there are samples are taken for the samples' own, and others count together as those of one,
-            which is right on average over the signs of cotangents.
+        surely: If the rows of each sample are needed, refuse rows that mix samples, such as the nodes of a graph.
+            Otherwise, if there are as many rows as samples, each counts as the row of one sample; other rows count
+            together as those of one sample, which is right on average over the signs of cotangents.
     """
 
     units: Mapping[str, Unit]
@@ -63,9 +63,9 @@ class Collector:
             raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, got {self.sharing!r}")
 
     def layout(self, bases: Bases | None = None) -> ParamSpace:
-        """The shapes of all sums there can be, in one order.
+        """The shapes of all possible sums, in a fixed order.
 
-        A pass in which a layer is not called, as an expert without work, has some of them only.
+        A pass that does not call some layer, such as an expert without inputs, has only some of these sums.
 
         Example:
             >>> from ritz.operators.units import units_of
@@ -90,7 +90,7 @@ class Collector:
         return (unit.groups, width) if width > self.most else (unit.groups, width, width)
 
     def inputs(self, captures: Sequence[Capture], size: int, reached: Reached | None = None) -> Statistics:
-        """What does not depend on the cotangents; of the positions that are `reached` where that is given."""
+        """The sums that do not depend on the cotangents; if `reached` is given, over these positions only."""
         found: Statistics = {}
         for unit, calls in self._called(captures, size):
             if unit.kind == "layer":
@@ -99,7 +99,7 @@ class Collector:
                     if reached is not None:
                         counted = reached[unit.name][some].to(a)
                         a = a * counted[:, None, :, None]
-                    if self.sharing == "reduce":  # the mean of a sample's positions, where it has any
+                    if self.sharing == "reduce":  # the mean over a sample's positions, if it has any
                         places = counted.sum(1, keepdim=True)
                         a = a.sum(2, keepdim=True) / places.clamp(min=1)[:, None, :, None]
                         counted = places.clamp(max=1)
@@ -114,7 +114,7 @@ class Collector:
         return found
 
     def reached(self, captures: Sequence[Capture], size: int) -> Reached:
-        """Which positions (samples, t) of a layer a gradient comes back to."""
+        """Which positions (samples, t) of each layer get a gradient."""
         found = {}
         for unit, calls in self._called(captures, size):
             if unit.kind == "layer":
@@ -123,7 +123,7 @@ class Collector:
         return found
 
     def gradients(self, captures: Sequence[Capture], size: int, bases: Bases | None = None) -> Statistics:
-        """What one stack of cotangents adds; "unit|scale" for the blocks whose `bases` are given."""
+        """The sums of one stack of cotangents; with "unit|scale" for the blocks whose `bases` are given."""
         found: Statistics = {}
         for unit, calls in self._called(captures, size, bases or ()):
             if unit.kind == "diagonal":
@@ -142,7 +142,7 @@ class Collector:
                 if bases is not None and unit.name in bases:
                     samples = size if self.surely else self._samples(calls, size)
                     for call in calls:
-                        _by_sample(call, samples)  # refuses rows that belong to no sample
+                        _by_sample(call, samples)  # raises an error for rows that belong to no sample
                     g = _joined([_gradients(unit, call, samples) for call in calls], dim=3)
                     for some, a in self._rows(unit, calls, samples):
                         _add(found, f"{unit.name}|scale", _scale(_with_bias(a, unit), g[:, some], *bases[unit.name]))
@@ -151,7 +151,7 @@ class Collector:
     def _called(
         self, captures: Sequence[Capture], size: int, scaled: Collection[str] = ()
     ) -> Iterator[tuple[Unit, list[Capture]]]:
-        """Each block with the calls of its module, samples first where it matters what belongs to one sample."""
+        """Each block with the calls of its module, with samples first if the block needs the rows of each sample."""
         for unit in self.units.values():
             # a call without rows, as of an expert without work, is none
             calls = [call for call in captures if call.name == unit.module and call.grad.numel()]
@@ -160,7 +160,10 @@ class Collector:
                 if self.surely:
                     _refuse_mixed(calls, size)
             elif unit.kind == "diagonal":
-                calls = [call.samples_first(size, self.surely and _is_of_rows(call)) for call in calls]
+                # rows of a LayerNorm may not be samples, even if there are as many rows as samples
+                calls = [
+                    call.samples_first(size, self.surely and isinstance(call.module, nn.LayerNorm)) for call in calls
+                ]
             if calls:
                 yield unit, calls
 
@@ -170,9 +173,9 @@ class Collector:
         return x.square().sum(1) if width > self.most else x.mT @ x
 
     def _input_moment(self, a: Tensor, counted: Tensor, unit: Unit) -> Tensor:
-        """Sum of a a' over rows (b, groups, t, features), with the 1 of the bias, for which no copy of them is made.
+        """Sum of a a' over rows (b, groups, t, features) with the 1 of the bias appended, without copying the rows.
 
-        Rows that are not `counted` (b, t) are nought.
+        Rows that are not `counted` (b, t) are zero.
         """
         if "bias" not in unit.params:
             return self._moment(a, unit.inputs)
@@ -183,12 +186,12 @@ class Collector:
         return torch.cat([torch.cat([moment, sums.mT], dim=2), torch.cat([sums, count], dim=2)], dim=1)
 
     def _samples(self, calls: list[Capture], size: int) -> int:
-        """The number of samples; 1 where rows belong to none, as the nodes of graphs do: all are positions of one."""
+        """The number of samples; 1 if rows belong to no sample (nodes of a graph), so that all are positions of one."""
         mixed = any(_num_rows(call) % size or not call.apart for call in calls)
         return 1 if mixed and (self.sharing == "expand" or not self.surely) else size
 
     def _rows(self, unit: Unit, calls: list[Capture], size: int) -> Iterator[tuple[slice, Tensor]]:
-        """Inputs (b, groups, t, features) of some samples at a time, and which samples they are."""
+        """Inputs (b, groups, t, features) of some samples at a time, with the slice of these samples."""
         placed = [_by_sample(call, size) for call in calls]
         each = unit.inputs * unit.groups * sum(_num_places(call) for call in calls) // size
         step = max(1, _WORKSPACE // max(each, 1))
@@ -219,7 +222,7 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _summed(gradients: list[Tensor]) -> Tensor:
-    """The sum over calls of gradients (r, size, *shape); where those of one call count as one sample's, all do."""
+    """The sum over calls of gradients (r, size, *shape); if those of one call count as one sample's, all do."""
     if len({g.shape[1] for g in gradients}) > 1:
         gradients = [g.sum(1, keepdim=True) for g in gradients]
     return torch.stack(gradients).sum(0)
@@ -232,24 +235,19 @@ def _num_rows(call: Capture) -> int:
 
 
 def _num_places(call: Capture) -> int:
-    """Positions, of all samples together."""
+    """Number of positions of all samples together."""
     places = call.grad.shape[1:-1] if isinstance(call.module, nn.Linear) else call.grad[:, :, 0].shape[1:]
     return places.numel()
 
 
-def _is_of_rows(call: Capture) -> bool:
-    """Whether a normalisation takes what is not of samples: as many rows as there are samples may be of all of them."""
-    return isinstance(call.module, nn.LayerNorm)
-
-
 def _refuse_mixed(calls: Sequence[Capture], size: int) -> None:
-    """Refuse rows that are not those of the samples."""
+    """Raise an error if the rows of a call are not those of single samples."""
     for call in calls:
         if not call.apart:
             raise UnsupportedError(
-                f"the rows of {call.name} are not those of the {size} samples, in their order: they mix them, or hold "
-                "them in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, KFAC with "
-                "'expand' does not"
+                f"the rows of {call.name} are not those of the {size} samples in their order: they mix samples, or the "
+                "samples are in a third dimension; EKFAC and sharing='reduce' need the rows of each sample, so use "
+                "KFAC with 'expand'"
             )
 
 
@@ -274,14 +272,14 @@ def _gradients(unit: Unit, call: Capture, size: int) -> Tensor:
 
 
 def _features(unit: Unit, call: Capture, x: Tensor) -> Tensor:
-    """What multiplies the weight at every position: (b, groups, t, features); no features where it is frozen."""
+    """The factors of the weight at every position, (b, groups, t, features); no features if the weight is frozen."""
     x = x.to(_precise(call.grad))
     a = x[:, None] if isinstance(call.module, nn.Linear) else _patches(call.module, x)
     return a if "weight" in unit.params else a[..., :0]
 
 
 def _with_bias(a: Tensor, unit: Unit) -> Tensor:
-    """The same with the 1 that multiplies the bias, last."""
+    """The features, with the 1 that multiplies the bias appended."""
     return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1) if "bias" in unit.params else a
 
 
@@ -312,7 +310,7 @@ def _scale(a: Tensor, g: Tensor, left: Tensor | None, right: Tensor | None) -> T
 
 
 def _tokens(call: Capture) -> tuple[Tensor, Tensor]:
-    """Tokens (n,), and which of them have a gradient: the padding has none."""
+    """Tokens (n,), and which of them have a gradient: all but the padding."""
     token = call.input.flatten()
     padding: Any = call.module.padding_idx
     return token, token.ne(-1 if padding is None else padding)
@@ -321,7 +319,7 @@ def _tokens(call: Capture) -> tuple[Tensor, Tensor]:
 def _norm_gradient(call: Capture, own: str, size: int) -> Tensor:
     """Per-sample gradients (r, size, *shape) of weight or bias in y = weight * normalised + bias.
 
-    Rows that are of no sample, or of all, count together as one (r, 1, *shape): signs of the cotangents part samples.
+    Rows of no sample, or of all samples, count together as one (r, 1, *shape): random signs separate the samples.
     """
     dtype, norm = _precise(call.grad), call.module
     x, g = call.input.detach().to(dtype), call.grad.to(dtype)
@@ -345,7 +343,7 @@ def item_cotangents(loss: Loss, out: Tensor, batch: Any) -> Tensor:
         >>> item_cotangents(ritz.losses.SquaredError(), torch.tensor([[3.0]]), (None, torch.tensor([[1.0]]))).tolist()
         [[4.0]]
     """
-    if isinstance(loss, CallableLoss):  # whose items are evaluated one by one, with weight 1
+    if isinstance(loss, CallableLoss):  # its items are evaluated one by one, with weight 1
         return _gradient(lambda o: loss.total(o, batch), out, out.new_ones(()))
     weight = loss.items(out, batch).weight
     return _gradient(lambda o: loss.items(o, batch).loss, out, weight.sqrt())
@@ -359,13 +357,13 @@ def _gradient(fn: Callable[[Tensor], Tensor], out: Tensor, cotangent: Tensor) ->
 
 
 def leaves_out(loss: Loss, out: Tensor, batch: Any) -> bool:
-    """Whether the loss passes over some of the items, as over padding.
+    """Whether the loss ignores some of the items, such as padding.
 
     Example:
         >>> leaves_out(ritz.losses.CrossEntropy(), torch.ones(2, 3), (None, torch.tensor([1, -100])))
         True
     """
-    if isinstance(loss, CallableLoss | SquaredError | BinaryCrossEntropy):  # of which every item counts
+    if isinstance(loss, CallableLoss | SquaredError | BinaryCrossEntropy):  # in these losses every item counts
         return False
     if isinstance(loss, CrossEntropy):
         return loss.leaves_out(out, batch)
@@ -377,15 +375,15 @@ def collect(
 ) -> Statistics:
     """All sums of one pass: inputs once, gradients of every stack of cotangents.
 
-    Where the loss passes over some items, the inputs are those of the positions that a gradient comes back to: padding
-    has no part in the matrix, however much of it there is.
+    If the loss ignores some items, only inputs at positions that get a gradient are summed, so that the matrix does not
+    depend on the amount of padding.
 
     Args:
-        collector: What is summed.
-        stacks: For each stack of cotangents what was recorded.
-        size: Samples.
+        collector: The sums to compute.
+        stacks: The recorded calls for each stack of cotangents.
+        size: Number of samples.
         bases: Bases of EKFAC.
-        partly: Whether the loss passes over some items, see `leaves_out`.
+        partly: Whether the loss ignores some items, see `leaves_out`.
     """
     found: Statistics = {}
     captures: list[Capture] = []

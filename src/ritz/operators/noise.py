@@ -1,4 +1,4 @@
-"""The noise of a batch: what the curvature of one batch has that the curvature of all data has not."""
+"""The noise of a batch: the curvature of one batch minus the curvature of all data."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from .risk_operator import RiskOperator
 
 
 class _OneBatch(Batches):
-    """One batch as data, with its number and place in the whole, to which drawn labels and dropped units belong."""
+    """One batch as data. It keeps its number and place in the whole, on which drawn labels and dropout masks depend."""
 
     def __init__(self, batch: Batch, whole: Batches) -> None:
         super().__init__([batch.data], batch_size=None, device=whole.device, dtype=whole.dtype, cache=True)
@@ -42,8 +42,8 @@ class BatchNoise(Derived):
     def __init__(self, operator: RiskOperator | GradientCovariance, index: int) -> None:
         if not isinstance(operator, RiskOperator | GradientCovariance):
             raise TypeError(
-                f"expected a matrix of a risk, got {type(operator).__name__}; the Hessian, the GGN, Fisher matrices "
-                "and the covariance of gradients have one for each batch"
+                f"expected the Hessian, the GGN, a Fisher matrix or the covariance of gradients of a risk, which are "
+                f"means over batches, got {type(operator).__name__}"
             )
         batches = operator.risk.batches
         found = [batch for batch in batches if batch.index == index]

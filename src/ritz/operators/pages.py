@@ -1,9 +1,9 @@
 """Large blocks of memory on a CPU, and columns turned into rows.
 
-The C library asks the system for a block over 32 MiB anew each time, and for many a smaller one that it gave back. It
-comes page by page, and a page of 4 KiB takes longer to get than to write to; in pages of 2 MiB it takes a quarter of
-the time, where memory is not in pieces: then the system gathers them first, and takes longer still. A product has two
-such blocks at least, its vectors as rows and their images. Two that were let go of wait for the next product.
+The C library requests every block over 32 MiB, and many a smaller one, from the system anew. The system provides it
+page by page, and a page of 4 KiB takes longer to get than to write to. In pages of 2 MiB it takes a quarter of the
+time, unless memory is fragmented: then the system collects free pages first, which takes longer still. A product has at
+least two such blocks: its vectors as rows, and their images. Two blocks are therefore kept for the next product.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ from torch import Tensor
 from ..memory import idle
 
 LEAST = 1 << 22  # bytes: two large pages
-KEPT = range(1 << 25, (1 << 27) + 1)  # bytes of a block that waits for another product
-_BLOCK = 1 << 17  # elements that are turned at a time, so that they stay in the cache
+KEPT = range(1 << 25, (1 << 27) + 1)  # bytes of a block that is kept for the next product
+_BLOCK = 1 << 17  # elements that are transposed at a time, so that they stay in the cache
 
 
 def in_large_pages(x: Tensor) -> Tensor:
-    """A new tensor, not yet written to, or another like it whose memory is there or is to come in large pages.
+    """The given new tensor, not yet written to, with large pages requested for it; or one like it in a kept block.
 
     Example:
         >>> in_large_pages(torch.empty(3, 1 << 22)).shape
@@ -32,20 +32,20 @@ def in_large_pages(x: Tensor) -> Tensor:
     advise = _madvise()
     if advise is None or type(x) is not Tensor or x.device.type != "cpu" or x.nbytes < LEAST:
         return x
-    if x.nbytes in KEPT and not torch._C._len_torch_dispatch_stack():  # else somebody follows each operation
+    if x.nbytes in KEPT and not torch._C._len_torch_dispatch_stack():  # a dispatch mode would not see this tensor
         x = _in_block(x)
     first = -(-x.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    advise(first, x.data_ptr() + x.nbytes - first, mmap.MADV_HUGEPAGE)  # advice: that it is not heeded is no error
+    advise(first, x.data_ptr() + x.nbytes - first, mmap.MADV_HUGEPAGE)  # it is no error if the system ignores this
     return x
 
 
 def _in_block(x: Tensor) -> Tensor:
-    """One like it, in a block that is idle again when nobody has its memory any more."""
+    """A tensor like x in a kept block, which is idle again once its memory is not used any more."""
     try:
         block = idle.pop()
     except IndexError:
         block = None
-    if block is None or len(block) != x.nbytes:  # one of another size goes back to the system
+    if block is None or len(block) != x.nbytes:  # a block of another size is given back to the system
         block = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     lent = memoryview(block)
     weakref.finalize(lent, idle.append, block).atexit = False
@@ -54,7 +54,7 @@ def _in_block(x: Tensor) -> Tensor:
 
 @cache
 def _madvise() -> Any:
-    """The function of the C library; None where pages have one size."""
+    """The function of the C library; None if the system has pages of one size only."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     advise = ctypes.CDLL(None).madvise

@@ -1,7 +1,8 @@
 """Curvature matrices of a risk: a sum over batches, each of which acts on rows.
 
-A subclass says how one batch acts; the walk over the data is the risk's. Here is what all have in common: rows in
-chunks that share a forward pass, batches in pieces that fit, products that are recorded and replayed or compiled.
+A subclass defines how one batch acts; the risk iterates over the data. This module contains what all have in common:
+rows in chunks that share a forward pass, batches in pieces that fit, and products that are recorded and replayed, or
+compiled.
 """
 
 import logging
@@ -28,14 +29,14 @@ from .footprint import fitting_chunk, fitting_piece, refuse_without_room
 
 log = logging.getLogger(__name__)
 
-TIMED_WALKS = 3  # on which the seconds of a product are taken: the device is waited for
-CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster so
-KEPT_ON = ("cuda",)  # kinds of devices where what compiled products share is kept; a CPU has tapes
-FEW = 16  # batches, of which it may be
-TOGETHER = 2  # vectors at a time, at most: of the work of more it is a small part, and reading it takes as long
-SHARE = 0.25  # part of the free memory that it may take
+TIMED_WALKS = 3  # the first walks, on which products are timed; for this, the host waits for the device
+CHANNELS_LAST_ON = ("cuda",)  # kinds of devices whose convolutions are faster with channels last
+KEPT_ON = ("cuda",)  # kinds of devices on which shared results of compiled products are kept; a CPU keeps tapes
+FEW = 16  # shared results are kept for at most so many batches
+TOGETHER = 2  # and for at most so many vectors at a time: with more, they are a small part of the work
+SHARE = 0.25  # part of the free memory that shared results may take
 _NOTHING = Results()
-# relative difference of two ways to one product that still count as the same
+# two computations of one product count as equal up to this relative difference
 _AGREE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
@@ -50,15 +51,15 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def _kinds(batch: Batch) -> Hashable:
-    """What batches of one data set have in common whatever their size."""
+    """What batches of one data set have in common, whatever their sizes."""
     return skeleton(batch.data), tuple((x.shape[1:], x.dtype) for x in tensors_of(batch.data))
 
 
 def rows_at_once(rows: Tensor) -> int:
-    """How many rows (k, dim) are multiplied in one walk: those whose images take a sixteenth of a GPU's memory.
+    """How many rows (k, dim) are multiplied in one walk: their images take at most a sixteenth of a GPU's memory.
 
-    A walk holds the sum, that of the batch and those of its chunks. The whole memory counts, not what is free, so that
-    two runs on one kind of device are alike.
+    A walk holds the images of all batches, of one batch and of its chunks. The whole memory counts, not the free
+    memory, so that two runs on one kind of device are alike.
 
     Example:
         >>> rows_at_once(torch.ones(3, 5))
@@ -71,7 +72,7 @@ def rows_at_once(rows: Tensor) -> int:
 
 
 class _Image(Mean):
-    """The mean of images, which are nobody else's: the first is taken over and the sum divided in its place."""
+    """The mean of images that no one else uses: the first becomes the sum, which is divided in place."""
 
     def add(self, total: Tensor, weight: Tensor) -> None:
         """One batch."""
@@ -81,16 +82,16 @@ class _Image(Mean):
             super().add(total, weight)
 
     def result(self) -> Tensor:
-        """The weighted mean; to be asked for once."""
+        """The weighted mean; to be called once."""
         assert self.total is not None and self.weight is not None, "no batch was added"
         mean: Tensor = self.total.div_(self.weight.to(self.total.dtype))
         return mean
 
 
 class RiskOperator(Operator):
-    """A curvature matrix of a risk: a mean over items of what each batch gives.
+    """A curvature matrix of a risk: a mean over items, computed as a sum over batches.
 
-    A subclass says how one batch acts on rows; the walk over the data is the risk's.
+    A subclass defines how one batch acts on rows; the risk iterates over the data.
     """
 
     def __init__(self, risk: Risk) -> None:
@@ -99,17 +100,17 @@ class RiskOperator(Operator):
         self.risk = risk
         self.space, self.dtype, self.device, self.world = risk.space, risk.dtype, risk.home, risk.world
         self._chunk = risk.plan.chunk  # shrinks when memory runs out
-        self._last: bool | None = None  # whether the model takes images with channels last; None until it was tried
-        self._expected = 0  # products that are known to come
-        self._walks, self._taken = 0, 0  # walks and products so far,
-        self._each = math.inf  # and the seconds of a product
+        self._last: bool | None = None  # whether the model accepts images with channels last; None before it is tried
+        self._expected = 0  # announced products that are still to come
+        self._walks, self._taken = 0, 0  # walks and products so far
+        self._each = math.inf  # seconds of a product
         self._aside = False
 
     @abstractmethod
     def _batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The SUM over the items of a batch, applied to rows (k, dim), and the weight of the batch.
 
-        The sum is a tensor of its own, which is added to in its place.
+        The sum is a new tensor, to which other sums are added in place.
         """
 
     @abstractmethod
@@ -117,11 +118,11 @@ class RiskOperator(Operator):
         """The same matrix of another risk."""
 
     def settle(self, rows: Tensor) -> None:
-        """Decide before the walk what a product decides on its first batch, where ranks must decide alike."""
+        """Decide before the walk what one process decides on its first batch, so that all ranks decide alike."""
 
     def _rows(self, rows: Tensor) -> Tensor:
         self.risk.check()
-        # round-off may differ between machines, and so may free memory: all go on with the same
+        # round-off and free memory may differ between machines, so all ranks use the rows and the chunk of one
         rows, chunks = self.world.same(rows, self._chunk)
         self._chunk = min(chunks)
         self.settle(rows)
@@ -135,7 +136,7 @@ class RiskOperator(Operator):
         return image
 
     def _walked(self, rows: Tensor) -> Tensor:
-        """One walk over the data, or several where the images of all rows and of one batch would not fit together."""
+        """One walk over the data, or several if the images of all rows would take too much memory."""
         image: Tensor
         groups = rows.split(rows_at_once(rows))
         if len(groups) == 1:
@@ -148,10 +149,10 @@ class RiskOperator(Operator):
         return image
 
     def expect(self, products: int) -> None:
-        """Say how many products with single vectors are to come: what `Plan(compile="auto")` goes by.
+        """Announce how many products with single vectors will follow; `Plan(compile="auto")` depends on it.
 
-        Estimators say it of themselves. What was said before and is not done yet is not added to: a run that is part of
-        a longer one is counted once.
+        Estimators call this themselves. The number is not added to that of an earlier call whose products are still to
+        come, so that a run inside a longer run is counted once.
 
         Example:
             >>> import ritz
@@ -164,7 +165,7 @@ class RiskOperator(Operator):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While it lasts products are neither recorded nor compiled, whatever the plan.
+        """Inside this context, products are neither recorded nor compiled, whatever the plan.
 
         Example:
             >>> import ritz
@@ -183,8 +184,8 @@ class RiskOperator(Operator):
     def batch_rows(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`_batch_rows` chunk by chunk, each chunk one batched product that shares its forward pass.
 
-        Where memory runs out what is kept for speed is let go of, then the chunks are halved, down to one vector; after
-        that the risk takes the batch in pieces.
+        If memory runs out, what was kept for speed is released first, then the chunks are halved, down to one vector;
+        after that the risk takes the batch in pieces.
         """
         while True:
             chunk = self._at_once(params, batch, rows)
@@ -200,10 +201,10 @@ class RiskOperator(Operator):
             make_room(self.device)
 
     def _at_once(self, params: Params, batch: Batch, rows: Tensor) -> int:
-        """The rows of a chunk; on a CPU, which has no error for want of memory, as many as `fitting_chunk` counts.
+        """The rows of a chunk. On a CPU, which raises no error when memory runs out, `fitting_chunk` decides.
 
         Raises:
-            NoRoomError: There, if a batch that stays whole has no room even for one.
+            NoRoomError: On a CPU, if a batch that must stay whole does not fit in memory even with one row.
         """
         most = min(self._chunk, len(rows))
         if self.device.type != "cpu" or self.risk.sharded:
@@ -213,7 +214,7 @@ class RiskOperator(Operator):
         return fitting_chunk(self.risk, params, batch, most)
 
     def _pieces(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """One chunk; on a CPU in pieces of the batch whose intermediate results stay small, see `fitting_piece`."""
+        """One chunk. On a CPU, the batch is cut into pieces with small intermediate results, see `fitting_piece`."""
         most = batch.size
         whole = self.risk.sharded or not self.risk.splittable  # ranks that share a model make the same passes
         if self.device.type == "cpu" and self.risk.plan.micro_batch is None and not whole:
@@ -226,26 +227,26 @@ class RiskOperator(Operator):
         return image, weight
 
     def _tolerance(self, by_digits: Mapping[torch.dtype, float] = _AGREE) -> float:
-        """Relative difference of two ways to one product that still count as the same."""
+        """Two computations of one product count as equal up to this relative difference."""
         if self.dtype == torch.float32 and multiplies_in_tf32(self.device):
-            return 0.5  # those of a VGG-16 at its start are 0.16 off by any route (docs/speed.md)
+            return 0.5  # products of an untrained VGG-16 have an error of 0.16 by any route (docs/speed.md)
         return by_digits.get(self.risk.coarsest, 0.1)
 
     def _recipe(self) -> Hashable | None:
-        """What decides which operations a product is, beside model and shapes; None where they change by batch."""
+        """What determines the operations of a product, besides model and shapes; None if batches differ in them."""
         return None
 
     def _traced(self, params: Params, held: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows` by operations that can be compiled, all other tensors of the model given in `held`.
+        """`_batch_rows` from operations that can be compiled; `held` contains all other tensors of the model.
 
-        A matrix without it is run as it is.
+        Products of a matrix that does not define this are not compiled.
         """
         raise UnsupportedError(f"the {self.matrix} has no product that can be compiled")
 
     def _product(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows`, recorded and replayed, compiled or neither, as the plan says."""
-        rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function knows one layout, of one row too
-        own = not self._aside and params is self.risk.params()  # what is prepared is so for the weights as they are
+        """`_batch_rows`, recorded and replayed, compiled or neither, depending on the plan."""
+        rows = rows.contiguous().flatten().view(rows.shape)  # a compiled function accepts one layout only
+        own = not self._aside and params is self.risk.params()  # recordings belong to the risk's own weights
         compiles = own and self._considers_compiling()
         prepares = compiles or (own and self.risk.replays)
         recipe = self._recipe() if prepares and only_tensors(batch.data) else None
@@ -274,7 +275,7 @@ class RiskOperator(Operator):
             prospect = Prospect(self._taken * self._each, left, lambda: self.risk.static)
         key = family, skeleton(batch.data), switches(), placed.layout, layout_of([rows, *data])
 
-        def exact() -> tuple[Tensor, Tensor]:  # of one vector, whose images fit where those of several do not
+        def exact() -> tuple[Tensor, Tensor]:  # with one vector, since images of several might not fit in memory
             return traced(*compilation.in_float64([rows[:1], *inputs[1:]]))
 
         def eager() -> tuple[Tensor, Tensor]:
@@ -289,7 +290,7 @@ class RiskOperator(Operator):
         return self._run(found, (recipe, "compiled"), tensors, batch, rows)
 
     def _keeps(self, batch: Batch, vectors: int) -> Callable[[int], bool] | None:
-        """Whether what the products of a batch share, so many bytes, would be kept for all of them."""
+        """A function that tells whether so many bytes of shared results per batch may be kept; None if never."""
         batches = -(-self.risk.num_samples // batch.size)
         cached = self.risk.plan.cache is not False and self.risk.batches.cached and self.risk.shortcuts.held.keeps
         if not cached or batches > FEW or vectors > TOGETHER or self.device.type not in KEPT_ON:
@@ -297,15 +298,15 @@ class RiskOperator(Operator):
         return lambda size: batches * size <= self._room()
 
     def _room(self) -> float:
-        """Bytes for what products share, beside what they need themselves."""
+        """Bytes that shared results of products may take."""
         return SHARE * ((free_memory(self.device) or 0.0) + self.risk.shortcuts.held.size)
 
     def _recording(self, recipe: Hashable, batch: Batch, kept: Results = _NOTHING) -> Hashable:
-        """What a recorded product depends on beside vectors and data."""
+        """All that a recorded product depends on, besides vectors and data."""
         return recipe, type(self), self.risk.place(), batch.size, skeleton(batch.data), kept.place
 
     def _replayed(self, recipe: Hashable, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`_batch_rows`, recorded and replayed where the plan says so."""
+        """`_batch_rows`, recorded and replayed if the plan says so."""
         inputs = [rows, *tensors_of(batch.data)]
 
         def product(rows: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -319,7 +320,7 @@ class RiskOperator(Operator):
     def _run(
         self, compiled: Compiled, recipe: Hashable, state: Sequence[Tensor], batch: Batch, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A compiled product, with what those of a batch share from the last one where that is kept."""
+        """A compiled product, with the shared results of an earlier product of the batch if they were kept."""
         data, shared, held = tensors_of(batch.data), compiled.shared, self.risk.shortcuts.held
 
         def product(kept: Results) -> tuple[Tensor, Tensor]:
@@ -346,7 +347,7 @@ class RiskOperator(Operator):
         return held.use(compiled, state, data, make, self._room, product)
 
     def _takes_channels_last(self, state: Params, batch: Batch) -> bool:
-        """Whether the model convolves images and takes them with their channels last; tried once."""
+        """Whether the model convolves images and accepts them with channels last; tried once."""
         if self._last is None:
             convolves = any(isinstance(module, torch.nn.Conv2d) for module in self.risk.model.modules())
             self._last = convolves and self.device.type in CHANNELS_LAST_ON
@@ -359,7 +360,7 @@ class RiskOperator(Operator):
         return self._last
 
     def _considers_compiling(self) -> bool:
-        """Whether it is time to look into it: "auto" leaves short runs alone, at no cost."""
+        """Whether compiling may pay; for short runs, "auto" finds out at no cost that it does not."""
         if self.risk.plan.compile != "auto" or self.risk.dropout:  # masks belong to the batch
             return self.risk.plan.compile is True and not self.risk.dropout
         if not self._taken or not self._may_compile_by_itself():
@@ -367,7 +368,7 @@ class RiskOperator(Operator):
         return Prospect((self._taken + self._expected) * self._each).pays(compilation.START, each=0.0)
 
     def _may_compile_by_itself(self) -> bool:
-        """By the clock, of which each rank has one of its own."""
+        """Whether the plan is "auto" on a suitable device; only for one rank, because each rank has its own clock."""
         auto = self.risk.plan.compile == "auto" and self.device.type in compilation.AUTO_ON
         return auto and self.world.size == 1
 
@@ -378,7 +379,7 @@ class RiskOperator(Operator):
         return f"{self.matrix}, {self.risk.convention()}"
 
     def block(self, pattern: str | Sequence[str]) -> Operator:
-        """The principal sub-matrix of the parameters whose names match; as cheap as they are few."""
+        """The principal sub-matrix of the parameters whose names match; its products cost less than those of all."""
         return self._like(self.risk.restrict(pattern))
 
     def diagnose(self) -> None:

@@ -1,4 +1,4 @@
-"""What products of one batch with several rows are put together from."""
+"""Parts of the products of one batch with several rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ from .pages import in_large_pages
 def each_row(
     product: Callable[[Params], tuple[Params, Tensor]], space: ParamSpace, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`product(v)` -> (image, weight) for all rows in one batched call; the weight is common to them.
+    """`product(v)` -> (image, weight) for all rows in one batched call; the weight is the same for all.
 
-    A single row is spared the batching, which costs the host as much again.
+    A single row is not batched, because batching doubles the work of the host.
     """
     if len(rows) == 1:
         image, weight = product(space.split(rows[0]))
@@ -27,10 +27,10 @@ def each_row(
 
 
 def gathered(space: ParamSpace, rows: Tensor, fill: Callable[[Params], None], apart: bool) -> Tensor:
-    """Images (k, dim) of which `fill` writes the part of each parameter, (k, *shape) by name.
+    """Images (k, dim), into which `fill` writes the part of each parameter, (k, *shape) by name.
 
-    They are written where they lie, or `apart` and joined at the end: compilers do not see that parts do not overlap,
-    and would copy all for each.
+    The parts are views of the images, or with `apart` separate tensors that are joined at the end: compilers do not see
+    that the views do not overlap, and would copy the whole image for each part.
     """
     if apart:
         parts = {
@@ -47,8 +47,8 @@ def gathered(space: ParamSpace, rows: Tensor, fill: Callable[[Params], None], ap
 def difference_step(point: Tensor, row: Tensor, dtype: torch.dtype, stretch: float = 1.0) -> Tensor:
     """The step of a central difference from `point` along a row: eps^(1/3), relative to |w| / |v|.
 
-    The truncation error goes as step^2, that of rounding as eps / step; this is where the two are alike. It is that of
-    the dtype in which the model computes, where that has fewer digits than the weights.
+    The truncation error is proportional to step^2 and the rounding error to eps / step; at this step they are of equal
+    size. eps is that of `dtype`, in which the model computes: it may have fewer digits than the weights.
 
     Example:
         >>> step = difference_step(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0]), torch.float32)

@@ -1,4 +1,4 @@
-"""The blocks that parameters fall into where a matrix is taken by Kronecker factors: layers, tables, and the rest."""
+"""The blocks of parameters in a Kronecker-factored matrix: layers, tables of embeddings, and the rest."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that share one block of the matrix, and how they lie in it as (groups, outputs, inputs).
+    """Parameters that share one block of the matrix, and their layout in it as (groups, outputs, inputs).
 
     Example:
         >>> unit = units_of(torch.nn.Linear(3, 2), ("weight", "bias"))[""]
@@ -26,9 +26,9 @@ class Unit:
         [[[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]]
     """
 
-    name: str  # of the module; of the parameter, for a diagonal block
+    name: str  # of the module, or for a diagonal block of the parameter
     kind: Literal["layer", "table", "diagonal"]  # a table of embeddings has one-hot inputs
-    module: str | None  # whose calls give the statistics; None: gradients of the parameter itself
+    module: str | None  # the module whose calls give the statistics; None: gradients of the parameter itself
     params: Mapping[str, str]  # attribute -> parameter name
     shapes: Mapping[str, torch.Size]  # by attribute
     groups: int
@@ -36,7 +36,7 @@ class Unit:
     inputs: int
 
     def gather(self, tensors: Mapping[str, Tensor], *more: Tensor) -> Tensor:
-        """Named tensors (*lead, *shape) as one (*lead, groups, outputs, inputs), and more columns after."""
+        """Named tensors (*lead, *shape) as one (*lead, groups, outputs, inputs), followed by the columns `more`."""
         parts = [*(self._matrix(own, tensors[name]) for own, name in self.params.items()), *more]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -47,7 +47,7 @@ class Unit:
         return x.reshape(*lead, self.groups, self.outputs, self._width(own))
 
     def _width(self, own: str) -> int:
-        """Columns of a parameter; one where there are no rows."""
+        """Columns of a parameter; one if there are no rows."""
         rows = self.groups * self.outputs
         return self.shapes[own].numel() // rows if rows else 1
 
@@ -64,10 +64,10 @@ class Unit:
 
 
 def units_of(model: nn.Module, names: tuple[str, ...], diagonal: Collection[str] = ()) -> dict[str, Unit]:
-    """The blocks that chosen parameters fall into, by name.
+    """The blocks of the chosen parameters, by name.
 
-    Linear layers, convolutions and embeddings whose parameters are theirs alone have Kronecker factors; every other
-    parameter, and those named in `diagonal`, is a block with a diagonal of its own.
+    Linear layers, convolutions and embeddings that share no parameter with another module have Kronecker factors. Every
+    other parameter, and each one named in `diagonal`, is a block with a diagonal of its own.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))

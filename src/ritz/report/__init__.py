@@ -1,4 +1,4 @@
-"""Results as one self-contained page, and figures."""
+"""Results as one self-contained HTML page, and figures."""
 
 from .build import build
 from .folder import of_run

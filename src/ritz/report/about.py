@@ -1,4 +1,4 @@
-"""What a result cost, how it was made, and how to cite it."""
+"""The sections on the cost of a result, its settings, and how to cite it."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _AUTHORS = "The ritz developers"
 
 
 def cost_section(found: Measurement) -> Section:
-    """What the runs took that the measures share.
+    """The cost of the runs that the measures share.
 
     Example:
         >>> print(cost_section(Measurement(estimates={}, seconds={"forward pass": 2.0, "loss": 1.0})).blocks[0])
@@ -39,13 +39,13 @@ def cost_section(found: Measurement) -> Section:
 
 
 def _part(spent: float, total: float) -> tuple[str, str]:
-    """Seconds and their share, as far as they matter."""
+    """Seconds and their share of the total, as text."""
     seconds = short(spent, 3) if spent >= 1e-3 else "below 0.001"
     return seconds, f"{spent / total:.0%}" if spent >= 0.005 * total else "below 1%"
 
 
 def settings_section(settings: Mapping[str, Any]) -> Section:
-    """Settings as they were, nested ones by their path.
+    """All settings; nested ones are named by their path.
 
     Example:
         >>> settings_section({"seed": 0}).blocks
@@ -97,7 +97,7 @@ def cite_section(keys: list[str]) -> Section:
     )
     copy = element("button", "copy", type="button", data_copy="ritz-bibtex")
     blocks: list[Block] = [
-        f"ritz {__version__}. {_ABSTRACT}. Beside it, cite the source of each measure that you use.",
+        f"ritz {__version__}. {_ABSTRACT}. Please also cite the source of each measure that you use.",
         element("pre", entry, id="ritz-bibtex"), copy,
     ]  # fmt: skip
     sources: dict[str, list[str]] = {}

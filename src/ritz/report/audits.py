@@ -1,4 +1,4 @@
-"""The audit on the page: which measures move when the function does not."""
+"""The section on an audit: which measures change when the function does not."""
 
 import math
 
@@ -13,7 +13,7 @@ _KINDS = {"moved": "moved", "unchanged": "same", "cannot tell": "unsure"}
 
 
 def section(audit: Audit) -> Section:
-    """Findings, the table of shifts, the factors on one axis, and what each move is.
+    """Findings, the table of shifts, the factors on one axis, and a description of each transform.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
@@ -34,13 +34,13 @@ def section(audit: Audit) -> Section:
     if chart is not None:
         blocks.append(chart)
     moves = [(name, f"{TRANSFORMS[name].text}; the {TRANSFORMS[name].keeps} is the same") for name in audit.after]
-    moves += [(name, f"not done, {why}") for name, why in audit.refused.items()]
+    moves += [(name, f"not applied: {why}") for name, why in audit.refused.items()]
     rows = [element("li", element("span", name, class_="mono"), f": {text}") for name, text in moves]
     return Section("What moves when the function does not", [*blocks, element("ul", *rows)], short="Audit")
 
 
 def _table(audit: Audit) -> Markup:
-    """A row for each measure, a column for each move."""
+    """A row for each measure, a column for each transform."""
     shifts = audit.shifts
     head = [element("th", name, scope="col") for name in ("measure", "as it is", *audit.after)]
     rows = []
@@ -58,7 +58,7 @@ def _cell(shift: Shift | None) -> Markup:
 
 
 def _chart(audit: Audit) -> Chart | None:
-    """After through before, for each measure that moved under some transform and has a factor."""
+    """The ratio after / before, for each measure that moved under some transform and has a factor."""
     factors = {
         place: shift.factor
         for place, shift in audit.shifts.items()
@@ -69,12 +69,12 @@ def _chart(audit: Audit) -> Chart | None:
         return None
     series = []
     for color, name in enumerate(audit.after):
-        aside = 0.16 * (color - (len(audit.after) - 1) / 2)  # moves that do the same are seen beside each other
+        aside = 0.16 * (color - (len(audit.after) - 1) / 2)  # transforms with equal factors are drawn side by side
         own = [(factors[key, name], row + aside) for row, key in enumerate(keys) if (key, name) in factors]
         if own:
             series.append(points(name, [x for x, _ in own], [y for _, y in own], color=color))
     return Chart(
-        title="By how much", label="After through before, for each measure that moved", hover="point",
+        title="By how much", label="Ratio after / before, for each measure that moved", hover="point",
         x={"label": "after / before", "log": True}, y={"categories": keys}, series=series,
         marks=[{"x": 1, "within": True, "label": "unchanged"}],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ritz.report.build`: whatever was found, as one page."""
+"""`ritz.report.build`: any results as one page."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from . import about, audits, comparisons, samples, solutions, spectra, training
 from .numerals import typeset
 from .page import Page, Section
 
-SAMPLE_TRACES = "sample traces"  # the name of what ritz.sample_traces gives
+SAMPLE_TRACES = "sample traces"  # the name of the result of ritz.sample_traces
 
 
 @dataclass
 class _Found:
-    """What there is to tell, by kind; at most one of each, save spectra, numbers and tables."""
+    """The given results by kind: at most one of each, except spectra, numbers and tables."""
 
     spectra: dict[str, Spectrum] = field(default_factory=dict)
     measurement: Measurement | None = None
@@ -44,12 +44,12 @@ class _Found:
         """Keep the one result of a kind.
 
         Raises:
-            ValueError: If there is one already.
+            ValueError: If the page already has one.
         """
         if getattr(self, kind) is not None:
             raise ValueError(
-                f"two results of one kind were given ({type(result).__name__}), but a page shows one; to compare "
-                "solutions, use ritz.compare"
+                f"a page shows one result of each kind, got two of kind {type(result).__name__}; to compare solutions, "
+                "use ritz.compare"
             )
         setattr(self, kind, result)
 
@@ -61,16 +61,16 @@ def build(
     settings: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """One self-contained page of whatever was found; sections appear for what there is.
+    """One self-contained page of any results, with a section for each.
 
     Args:
-        *results: In any order: a `Spectrum` or a mapping of them by name (blocks, layers), what `ritz.measure`,
-            `ritz.compare`, `ritz.audit`, `ritz.sample_traces` or `margin_study` gave, the `Outputs` or a
-            `MarginDistribution`, a training log (`ritz.loggers.Memory` or `JSONLines`, or the path of a file of JSON
-            lines), single `Estimate`s, and `Table`s of one's own.
+        *results: In any order: a `Spectrum` or a mapping of them by name (blocks, layers); results of `ritz.measure`,
+            `ritz.compare`, `ritz.audit`, `ritz.sample_traces` or `margin_study`; `Outputs` or a `MarginDistribution`; a
+            training log (`ritz.loggers.Memory` or `JSONLines`, or the path of a file of JSON lines); single
+            `Estimate`s; and your own `Table`s.
         title: Title of the page; by default made from the results.
-        subtitle: Below it.
-        settings: What the result was made with, by name, nested as it likes.
+        subtitle: A line below the title.
+        settings: The settings of the run by name, which may be nested.
         notes: Sentences for the top of the page.
 
     Raises:
@@ -96,7 +96,7 @@ def build(
     return page
 
 
-# each kind of result, and where it is kept
+# the field of `_Found` for each kind of result
 _PLACES: dict[type, str] = {
     Measurement: "measurement",
     Comparison: "comparison",
@@ -123,7 +123,7 @@ def known_kinds() -> tuple[type, ...]:
 
 
 def _sort(found: _Found, result: Any) -> None:
-    """One result to its place."""
+    """Store one result in the field of its kind."""
     place = next((place for kind, place in _PLACES.items() if isinstance(result, kind)), None)
     if isinstance(result, str | os.PathLike):
         found.put("log", read(Path(result)))
@@ -142,11 +142,13 @@ def _sort(found: _Found, result: Any) -> None:
         _name(found, {str(name): x for name, x in result.items()})
     else:
         known = ", ".join(kind.__name__ for kind in _PLACES)
-        raise TypeError(f"a page takes {known}, a mapping of spectra or the path of a log; got {type(result).__name__}")
+        raise TypeError(
+            f"a page accepts {known}, a mapping of spectra or the path of a log, got {type(result).__name__}"
+        )
 
 
 def _name(found: _Found, named: Mapping[str, Spectrum]) -> None:
-    """Keep spectra, each under a name of its own."""
+    """Store spectra, each under its own name."""
     for name, one in named.items():
         if name in found.spectra:
             raise ValueError(f"two spectra are called {name!r}: give them as {{'name': spectrum, ...}}")
@@ -154,9 +156,9 @@ def _name(found: _Found, named: Mapping[str, Spectrum]) -> None:
 
 
 def _complete(found: _Found) -> None:
-    """What results hold within themselves."""
+    """Add results that are contained in other results."""
     if found.measurement is None and found.audit is not None and found.comparison is None:
-        found.measurement = found.audit.before  # beside a comparison it would be one of its solutions once more
+        found.measurement = found.audit.before  # in a comparison, the same solution would appear twice
     m = found.measurement
     if m is not None:
         found.outputs = found.outputs or m.outputs
@@ -185,7 +187,7 @@ def _subtitle(found: _Found) -> str:
 
 
 def _sections(found: _Found, settings: Mapping[str, Any], notes: Sequence[str]) -> list[Section]:
-    """All that there is something to say in, in order."""
+    """All sections that have contents, in order."""
     made = [_overview(found, notes)]
     if found.comparison is not None:
         made.append(comparisons.section(found.comparison))
@@ -234,7 +236,7 @@ def _overview(found: _Found, notes: Sequence[str]) -> Section:
 
 
 def _values(estimate: Estimate) -> Section:
-    """One number for each of many things."""
+    """The section on an estimate of many values."""
     chart = samples.values_chart(torch.as_tensor(estimate.value), "How they are spread", estimate.name)
     return Section(estimate.name.capitalize(), [estimate.convention, chart] if estimate.convention else [chart])
 
@@ -247,6 +249,6 @@ def _own_settings(found: _Found) -> dict[str, Any]:
 
 
 def _keys(found: _Found) -> list[str]:
-    """The measures of the page."""
+    """The keys of all measures on the page."""
     keys = list(found.measurement or ())
     return list(dict.fromkeys([*keys, *(found.comparison or ())]))

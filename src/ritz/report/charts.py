@@ -1,4 +1,4 @@
-"""Charts as plain data: what the page's script draws. Numbers are rounded, thinned where there are many, never NaN."""
+"""Charts as plain data for the page's script. Numbers are rounded, never NaN, and thinned if there are many."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ class Chart:
     """One figure of the page.
 
     Attributes:
-        title: Above it.
-        label: What it shows, for those who do not see it.
+        title: Text above the chart.
+        label: What the chart shows, for screen readers.
         x, y: Axes: label, log, toggle (whether log can be switched), floor, categories, tight, zero.
-        series: What is drawn; see `line`, `points`, `bars`, `rug` and `box`.
-        caption: Below it.
+        series: Curves and points; see `line`, `points`, `bars` and `rug`.
+        caption: Text below the chart.
         marks: Lines at one value: {"x": 0, "label": "0"}.
         hover: "x" reads all series at one place, "point" the nearest point.
         zoom: "x" or "xy".
         group: Charts of one group share crosshair and zoom.
         choices: Other series to choose from: {"name", "x", "series"}.
-        height: In pixels, where it is not that of the width.
+        height: In pixels, if it does not follow from the width.
 
     Example:
         >>> curve = line("loss", [0, 1], [2.0, 1.5])
@@ -148,9 +148,10 @@ def interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def thinned(count: int, keep: Tensor, most: int = MOST_POINTS, first: Tensor | None = None) -> Tensor:
-    """Which of `count` points to draw, at most `most`, spread as all of them are.
+    """Which of `count` points to draw: at most `most`, with the same distribution as all points.
 
-    Evenly by rank of `keep`, its ends among them; and of those that are `first` all, as far as they are a third.
+    Points are chosen evenly by their rank in `keep`, including both ends. Points marked in `first` are chosen before
+    others, up to a third of `most`.
 
     Example:
         >>> thinned(5, torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0])).tolist()
@@ -175,7 +176,7 @@ def _even(count: int, most: int) -> Tensor:
 
 
 def curve(x: Sequence[float], y: Sequence[float], most: int = MOST_STEPS) -> tuple[list[float], list[float]]:
-    """A long curve by the smallest and the largest value of each stretch, so that no spike is lost.
+    """A long curve, thinned to the smallest and the largest value of each stretch, so that no spike is lost.
 
     Example:
         >>> x, y = curve(range(1000), [0.0] * 500 + [9.0] + [0.0] * 499, most=10)

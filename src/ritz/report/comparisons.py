@@ -1,4 +1,4 @@
-"""Several solutions side by side on the page."""
+"""The section on a comparison: several solutions side by side."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from .spectra import density_chart
 
 _LONG = 24  # characters of a name that a page has room for
 OUTCOME = "gap_loss"  # what the other measures are compared with
-_FIRST = ("trace", "spectral_norm", "frobenius_norm", "metric_a")  # what is drawn against the gap at first
+_FIRST = ("trace", "spectral_norm", "frobenius_norm", "metric_a")  # measures drawn against the gap first
 _KINDS = {"same": "good", "opposite": "bad", "mixed": "unsure", "undecided": "unsure"}
 
 
@@ -53,7 +53,7 @@ def section(found: Comparison) -> Section:
 
 
 def summary(found: Comparison) -> list[str]:
-    """What the comparison comes to, in sentences; nothing where no test data were given.
+    """The result of the comparison in sentences; empty if no test data were given.
 
     Example:
         >>> X, y = torch.eye(2), torch.tensor([0, 1])
@@ -80,7 +80,7 @@ def summary(found: Comparison) -> list[str]:
 
 
 def shortened(found: Comparison) -> Comparison:
-    """The same with names of solutions that are not longer than it takes to tell them apart."""
+    """The same comparison, with names of solutions shortened as far as they remain different."""
     short = dict(zip(found.measurements, apart(list(found.measurements)), strict=True))
     return replace(
         found, measurements={short[name]: m for name, m in found.measurements.items()},
@@ -92,7 +92,7 @@ def shortened(found: Comparison) -> Comparison:
 
 
 def apart(names: Sequence[str]) -> list[str]:
-    """Long names without the words that all of them begin and end with.
+    """Long names without the words with which all of them begin and end.
 
     Example:
         >>> apart(["resnet18_lr0.1_wd5e-4_seed0_last", "resnet18_lr0.1_wd5e-4_seed12_last"])
@@ -102,7 +102,7 @@ def apart(names: Sequence[str]) -> list[str]:
     """
     if len(names) < 2 or max(map(len, names)) <= _LONG:
         return list(names)
-    words = [re.split(r"([\W_]+)", name) for name in names]  # and what stands between them
+    words = [re.split(r"([\W_]+)", name) for name in names]  # words and the separators between them
     head, tail = _alike(words), _alike([each[::-1] for each in words])
     if min(map(len, words)) <= head + tail:
         return list(names)
@@ -111,7 +111,7 @@ def apart(names: Sequence[str]) -> list[str]:
 
 
 def _alike(rows: Sequence[Sequence[str]]) -> int:
-    """How many members all rows have in common at their beginning."""
+    """The number of leading entries that all rows have in common."""
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
 
 
@@ -127,7 +127,7 @@ def _table(found: Comparison) -> Markup:
     head = [element("th", name, scope="col") for name in names]
     head += [element("th", name, scope="col", class_="number") for name in found.measurements]
     rows = [_row(found, key, outcome) for key in found.rankings]
-    kind = "stack compared" + " many" * (len(found.measurements) > INKS)  # each row a card
+    kind = "stack compared" + " many" * (len(found.measurements) > INKS)  # each row becomes a card
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_=kind)
     return element("div", table, class_="scroll", tabindex="0")
 
@@ -182,7 +182,7 @@ def _ends(estimate: Estimate) -> tuple[float, float, float]:
 
 
 def _against(found: Comparison) -> Chart | None:
-    """The gap against a measure that can be chosen, a point for each solution."""
+    """The gap against a measure that the reader selects, a point for each solution."""
     if OUTCOME not in found.rankings:
         return None
     keys = [key for key in found.rankings if key not in MEASURES or MEASURES[key].family != "gap"]

@@ -33,11 +33,11 @@ _SETTINGS = (
 
 
 def of_run(folder: str | os.PathLike[str]) -> Page:
-    """The page of a run folder: all results that are in it, its settings, and how it ended.
+    """The page of a run folder: all results in it, its settings, and how the run ended.
 
     Raises:
-        FileNotFoundError: If there is no run in it.
-        ValueError: If it is of another version, damaged, or holds no result.
+        FileNotFoundError: If the folder contains no run.
+        ValueError: If the run is of another version, damaged, or has no result.
 
     Example:
         >>> import tempfile
@@ -50,15 +50,15 @@ def of_run(folder: str | os.PathLike[str]) -> Page:
     run = Run.open(folder)
     try:
         page = _page(run)
-    except Exception as error:  # results that were put together by something else than ritz
+    except Exception as error:  # results that were not written by ritz
         damaged(run.folder, error, "run again, into another folder")
     if page is None:
-        raise ValueError(f"{run.folder} holds no result yet: let the run end, or name another folder")
+        raise ValueError(f"{run.folder} contains no result yet: wait for the end of the run, or name another folder")
     return page
 
 
 def _page(run: Run) -> Page | None:
-    """What the folder holds as a page; None where it holds nothing yet."""
+    """The page of all results; None if there is no result yet."""
     results: list[Any] = []
     notes = _state(run.header)
     for name, result in run.results.items():
@@ -74,7 +74,7 @@ def _page(run: Run) -> Page | None:
         elif isinstance(result, known_kinds()):
             results.append(result)
         else:
-            notes.append(f"{name} is in the folder and not on this page: it is a {type(result).__name__}.")
+            notes.append(f"{name} is in the folder, but not on this page, because it is a {type(result).__name__}.")
     if not results:
         return None
     settings = {key: run.header[key] for key in _SETTINGS if run.header.get(key)}
@@ -84,7 +84,7 @@ def _page(run: Run) -> Page | None:
 
 
 def _state(header: Mapping[str, Any]) -> list[str]:
-    """What must be known first: that it is not whole."""
+    """A note that the run is not complete; empty if it is."""
     if header["state"] == "done":
         return []
     stop = f": {header['stop']}" if header.get("stop") else ""
@@ -92,13 +92,13 @@ def _state(header: Mapping[str, Any]) -> list[str]:
 
 
 def _title(header: Mapping[str, Any]) -> str:
-    """What was studied, if the header says it."""
+    """The command and its subject; empty if the header names none."""
     name = _part(header, "source").get("function") or _part(header, "subject").get("model")
     return f"{str(header['command']).capitalize()}: {name}" if name else ""
 
 
 def _part(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A mapping within the header; empty where it is not one."""
+    """A mapping in the header; empty if the entry is not a mapping."""
     part = header.get(name)
     return part if isinstance(part, Mapping) else {}
 
@@ -112,7 +112,7 @@ def _subtitle(header: Mapping[str, Any]) -> str:
 
 
 def _when(started: Any) -> str:
-    """A time as people write it; nothing where there is none."""
+    """A time for people to read; empty if there is none."""
     try:
         return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except (TypeError, ValueError):
@@ -126,12 +126,12 @@ def _log(rows: Sequence[Mapping[str, float]]) -> Memory:
         for row in rows:
             memory.log({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"its training log is no list of rows with a step ({error})") from error
+        raise ValueError(f"its training log must be a list of rows with a step ({error})") from error
     return memory
 
 
 def _checkup(found: Mapping[str, Any]) -> "Checkup":
-    """What `ritz doctor` found."""
+    """The findings of `ritz doctor`."""
     from ..doctor import Checkup
 
     return Checkup.of(dict(found))
@@ -142,7 +142,7 @@ def _typeset(table: Table) -> Table:
 
 
 def _measurements(found: Mapping[str, Measurement]) -> list[Any]:
-    """Of a comparison that was stopped: a whole solution, or the values of several side by side."""
+    """The results of a comparison that was stopped: one measurement, or a table of several."""
     if len(found) < 2:
         return list(found.values())
     keys = list(dict.fromkeys(key for m in found.values() for key in m))

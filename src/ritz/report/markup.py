@@ -1,11 +1,11 @@
-"""HTML that escapes: text is text, and only what is made here is markup."""
+"""HTML with escaping: only `Markup`, which is made here, is inserted as it is; any other text is escaped."""
 
 import html
 from typing import Any
 
 
 class Markup(str):
-    """Text that is HTML already. Any other text is escaped by `element`.
+    """Text that is already HTML. `element` escapes any other text.
 
     Example:
         >>> element("p", "1 < 2, ", element("b", "so"))
@@ -31,7 +31,7 @@ def element(tag: str, *content: Any, **attributes: Any) -> Markup:
 
 
 def joined(*content: Any) -> Markup:
-    """Pieces one after the other, escaped where they are not markup.
+    """Pieces one after the other; those that are not markup are escaped.
 
     Example:
         >>> joined("<", Markup("<br>"), 3)

@@ -1,4 +1,4 @@
-"""Numbers as a page has them: a minus that is one, powers of ten that are raised."""
+"""Numbers for a page: with true minus signs, and with powers of ten as superscripts."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
 
 
 def typeset(text: str) -> str:
-    """Numbers within a text, as they are printed in a book.
+    """A text whose numbers are typeset as in a book.
 
     Example:
         >>> typeset("-1.500e-07 ± 2.0e-09"), typeset("0.0e+00 ± 7.7e-05")
@@ -27,7 +27,7 @@ def typeset(text: str) -> str:
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number as text, four digits or as many as are asked for.
+    """A number as text, with four digits or as many as requested.
 
     Example:
         >>> short(1234.5678), short(-0.00001234), short(math.inf), short(0.5), short(1234.5678, digits=6)
@@ -43,7 +43,7 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def known(estimate: Estimate) -> str:
-    """How well a number is known: its 95 % interval, in digits that tell the ends apart, or "exact".
+    """The 95 % interval of a number, with enough digits to distinguish its ends, or "exact".
 
     Example:
         >>> known(Estimate(name="trace", value=2.0, exact=True))
@@ -58,7 +58,7 @@ def known(estimate: Estimate) -> str:
 
 
 def within(estimate: Estimate) -> str:
-    """A number to the digits of its interval where nothing was averaged, and to four where its error is told beside it.
+    """A number with the digits of its interval, or with four digits if a standard error is shown beside it.
 
     Example:
         >>> within(Estimate(name="trace", value=1251.82951, bracket=(1251.829498, 1251.829523)))
@@ -68,7 +68,7 @@ def within(estimate: Estimate) -> str:
 
 
 def error(estimate: Estimate) -> str:
-    """The standard error of a number, "± 0.02"; nothing where nothing was sampled, or it is not known.
+    """The standard error of a number, "± 0.02"; empty if nothing was sampled, or the error is not known.
 
     Example:
         >>> error(Estimate(name="trace", value=2.0, stderr=0.0234))

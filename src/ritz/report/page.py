@@ -1,8 +1,8 @@
-"""One self-contained HTML page: text, tables, charts and figures in sections. Nothing is fetched from elsewhere.
+"""One self-contained HTML page: text, tables, charts and figures in sections. It fetches nothing.
 
-Style sheet and scripts are files of this package, written into the page, and a Content-Security-Policy allows these by
-their hash and nothing else: no other script, no style attribute, no request. Data is JSON in a script element that no
-browser runs, with "<" escaped.
+Style sheet and scripts are files of this package, which are written into the page. A Content-Security-Policy allows
+only these, by their hashes: no other script, no style attribute, no request. Data is JSON, with "<" escaped, in a
+script element that browsers do not run.
 """
 
 import base64
@@ -32,7 +32,7 @@ _MOON = Markup(
     '0-12.4z"/></svg>'
 )
 
-_GENERATOR = '<meta name="generator" content="ritz report">'  # by which a page is known again
+_GENERATOR = '<meta name="generator" content="ritz report">'  # identifies pages of ritz
 
 Block = str | Markup | Table | Chart | Sequence[Chart]
 
@@ -42,9 +42,9 @@ class Section:
     """A part of the page, with its place in the contents.
 
     Attributes:
-        title: Its heading.
-        blocks: Paragraphs (text), markup, tables, charts, and lists of charts that stand side by side.
-        short: Its name in the contents, where the heading is long.
+        title: The heading.
+        blocks: Paragraphs (text), markup, tables, charts, and lists of charts that are shown side by side.
+        short: The name in the contents, if the heading is long.
 
     Example:
         >>> page = Page("Two numbers")
@@ -73,15 +73,15 @@ class Page:
         self.sections: list[Section] = []
 
     def append(self, section: Section) -> None:
-        """A section at the end."""
+        """Add a section at the end."""
         self.sections.append(section)
 
     def add(self, table: Table, heading: str = "") -> None:
-        """A table of one's own, under a heading if one is given."""
+        """Add your own table, with an optional heading."""
         self.append(Section(heading, [table]))
 
     def draw(self, plot: "Callable[[], Figure | SubFigure]", heading: str = "") -> None:
-        """The matplotlib figure that `plot` makes, as a picture; without matplotlib a line that says so."""
+        """Add the matplotlib figure that `plot` returns; without matplotlib, add a line that says so."""
         try:
             figure = plot()
         except ImportError as error:
@@ -111,7 +111,7 @@ class Page:
         )
 
     def _keys(self) -> list[str]:
-        """A name for each section within the page, no two the same; none begins as those of the page itself do."""
+        """A unique id for each section; the prefix distinguishes it from the ids of the page itself."""
         keys: list[str] = []
         for section in self.sections:
             key = f"s-{slug(section.title)}"
@@ -144,7 +144,7 @@ class Page:
         """Write the page, beside its name first and then into place.
 
         Raises:
-            FileExistsError: If the file is there and is no such page; nothing is written.
+            FileExistsError: If the file exists and is not a page of ritz; nothing is written.
         """
         target = check_target(Path(path))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,10 +152,10 @@ class Page:
 
 
 def check_target(target: Path) -> Path:
-    """A path that a page can be written to: free, or that of a page.
+    """The path, after checking that no file exists there, or a page of ritz, which may be overwritten.
 
     Raises:
-        FileExistsError: If anything else is there.
+        FileExistsError: If there is any other file.
     """
     if target.exists() and not _is_page(target):
         raise FileExistsError(f"{target} exists and is not a page of ritz: name another file, or remove it")
@@ -181,7 +181,7 @@ def slug(title: str) -> str:
 
 
 def as_json(data: object) -> str:
-    """JSON that may stand inside a script element.
+    """JSON that is safe inside a script element.
 
     Example:
         >>> print(as_json(["</script>"]))
@@ -213,12 +213,12 @@ def _block(block: Block, charts: list[Chart]) -> Markup:
 
 
 def _static(name: str) -> str:
-    """A file of this package, as it goes into the page."""
+    """The text of a file of this package."""
     return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
 def _policy(style: str, script: str) -> str:
-    """What the page may do: run this script, use this style, show pictures that it holds. Nothing else."""
+    """A policy that allows only this script, this style, and pictures inside the page."""
 
     def mark(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Item by item: how margins are spread, and how per-sample traces go with them."""
+"""The sections on single items: the distribution of margins, and per-sample traces against margins."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _WORDS = {True: "right", False: "wrong"}
 
 
 def distributions(outputs: Outputs) -> list[MarginDistribution]:
-    """Of output and softmax margins, where items have them.
+    """The distributions of output and softmax margins, if items have them.
 
     Example:
         >>> margin = torch.tensor([1.0, 2.0, 6.0])
@@ -70,7 +70,7 @@ def margins_section(found: list[MarginDistribution]) -> Section:
 
 
 def histogram(one: MarginDistribution, group: str = "") -> Chart:
-    """How many items have which margin, wrong ones on top of right ones.
+    """The number of items by margin, with wrong predictions stacked on right ones.
 
     Example:
         >>> values = torch.tensor([3.0, 2.0, -1.0])
@@ -91,14 +91,14 @@ def histogram(one: MarginDistribution, group: str = "") -> Chart:
 
 
 def _axis(one: MarginDistribution) -> dict[str, Any]:
-    """The axis that histogram and boxes have in common."""
+    """The common axis of histogram and box plots."""
     edges = one.histogram(1)[0]
     pad = 0.02 * float(edges[1] - edges[0])
     return {"label": one.name, "low": float(edges[0]) - pad, "high": float(edges[1]) + pad}
 
 
 def _boxes(one: MarginDistribution, group: str) -> Chart:
-    """Box plots of all items, of right ones and of wrong ones."""
+    """Box plots of all items, of right and of wrong predictions."""
     sides: dict[str, Box] = {"all": one.box}
     for side, word in _WORDS.items():
         if 0 < int((one.correct == side).sum()) < len(one.values):
@@ -120,7 +120,7 @@ def _boxes(one: MarginDistribution, group: str) -> Chart:
 
 
 def paired(traces: Estimate, outputs: Outputs | None) -> list[MarginDistribution]:
-    """The margins of the very samples that have a trace, where it is known which is which.
+    """The margins of the samples that have a trace; empty if the samples cannot be matched.
 
     Example:
         >>> outputs = Outputs(loss=torch.ones(3), weight=torch.ones(3), margin=torch.tensor([1.0, 2.0, 6.0]))
@@ -149,7 +149,7 @@ def of_study(study: MarginStudy) -> MarginDistribution:
 
 
 def traces_section(traces: Estimate, found: Sequence[MarginDistribution]) -> Section:
-    """Per-sample traces against margins, or by themselves where there are no margins to put them against.
+    """Per-sample traces against margins, or the traces only if there are no margins.
 
     Example:
         >>> traces = Estimate(name="sample traces", value=torch.tensor([1.0, 2.0]), exact=True)
@@ -169,9 +169,9 @@ def traces_section(traces: Estimate, found: Sequence[MarginDistribution]) -> Sec
 
 
 def _told(relation: Correlation) -> str:
-    """The correlation of trace and margin, or why there is none."""
+    """A sentence on the correlation of trace and margin, or why there is none."""
     if math.isnan(relation.value):
-        return f"There is no correlation of trace and margin: {relation.reason or 'too few samples'}."
+        return f"The correlation of trace and margin does not exist: {relation.reason or 'too few samples'}."
     low, high = relation.interval()
     ends = f"{low:.3f} and {high:.3f}"
     return typeset(f"Spearman's correlation of trace and margin is {relation.value:.3f}, with 95 % between {ends}.")
@@ -182,7 +182,7 @@ def _errors(traces: Estimate) -> Tensor | None:
 
 
 def cloud(margins: MarginDistribution, traces: Tensor, stderr: Tensor | None = None) -> Chart:
-    """Every sample, or so many that they are spread as all are; with the median of all along the axis.
+    """A point for every sample, or for a selection with the same distribution, and the median of all along the axis.
 
     Example:
         >>> values = torch.tensor([3.0, 2.0, -1.0])
@@ -202,7 +202,7 @@ def cloud(margins: MarginDistribution, traces: Tensor, stderr: Tensor | None = N
             series.append(points(word, margins.values[rows], traces[rows], text=text, color=0 if side else 1))
     series.append(_median(margins, traces))
     thin = (
-        f" {len(kept):,} of {len(traces):,} samples are drawn, wrong predictions first; curve and band are of all."
+        f" {len(kept):,} of {len(traces):,} samples are drawn, wrong predictions first; curve and band use all."
         if len(kept) < len(traces)
         else ""
     )
@@ -227,7 +227,7 @@ def _median(margins: MarginDistribution, traces: Tensor) -> Series:
 
 
 def values_chart(values: Tensor, title: str, label: str, count: str = "values") -> Chart:
-    """How numbers are spread; those that are not finite are left out, and it says so.
+    """A histogram of numbers; those that are not finite are left out, and the caption says so.
 
     Example:
         >>> chart = values_chart(torch.tensor([1.0, 2.0, math.nan]), "Values", "value")

@@ -1,4 +1,4 @@
-"""The measures of one solution on the page: key figures, and all of them with their error bars and readings."""
+"""The section on one solution: key figures, and all measures with their error bars and readings."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FAMILIES = {
     "norms": "Norms of the weights",
     "": "Of your own",
 }
-# what stands at the top of the page, as far as it is there
+# the measures at the top of the page, if they were measured
 KEY_FIGURES = {
     "train_loss": "training loss",
     "test_loss": "test loss",
@@ -34,7 +34,7 @@ KEY_FIGURES = {
     "margin_median": "median margin",
     "weight_norm": "‖w‖",
 }
-_FINEST = 1e-3  # relative error that is still told from none in the small graphs
+_FINEST = 1e-3  # the smallest relative error that is visible in the small graphs
 
 
 def tiles(figures: Sequence[tuple[str, Estimate]]) -> Markup:
@@ -53,7 +53,7 @@ def tiles(figures: Sequence[tuple[str, Estimate]]) -> Markup:
 
 
 def key_figures(found: Measurement) -> list[tuple[str, Estimate]]:
-    """Those of the measures that stand at the top.
+    """The measures that are shown at the top.
 
     Example:
         >>> trace = Estimate(name="trace", value=3.0, exact=True)
@@ -64,7 +64,7 @@ def key_figures(found: Measurement) -> list[tuple[str, Estimate]]:
 
 
 def section(found: Measurement) -> Section:
-    """Every measure in a table by family; then what is known layer by layer, and what could not be measured.
+    """A table of all measures by family, charts of values by layer, and a list of what could not be measured.
 
     Example:
         >>> trace = Estimate(name="trace", value=3.0, exact=True)
@@ -73,8 +73,8 @@ def section(found: Measurement) -> Section:
         '<ul><li><span class="mono">distance</span>: needs init=</li></ul>'
     """
     blocks: list[Block] = [
-        "Each number with its 95 % interval, what it is divided by, and how to read it. A name opens to its formula "
-        "and source. Whiskers show the interval relative to the value, on a scale common to all.",
+        "Each number with its 95 % interval, its divisor, and how to read it. Click a name for its formula and source. "
+        "Whiskers show the interval relative to the value, on the same scale for all.",
         _filter(len(found)), _table(found),
     ]  # fmt: skip
     blocks += _layers(found)
@@ -132,7 +132,7 @@ def _row(found: Measurement, key: str) -> Markup:
 
 
 def _about(found: Measurement, key: str) -> Markup:
-    """What a name opens to."""
+    """The details of a measure, which a click on its name shows."""
     estimate, row = found[key], MEASURES.get(key)
     lines = [("convention", estimate.convention)]
     if row is not None:
@@ -150,7 +150,7 @@ def _kept(unchanged: frozenset[str]) -> str:
 
 
 def place(relative: float) -> float:
-    """Where a relative error stands in the small graphs: 0 for none, 1 for 100 % and more; logarithmic between.
+    """The position of a relative error in the small graphs: 0 for none, 1 for 100 % or more, logarithmic between.
 
     Example:
         >>> place(0.0), round(place(0.1), 2), place(5.0)
@@ -179,7 +179,7 @@ def strip(value: float, low: float, high: float) -> Markup:
 
 
 def _layers(found: Measurement) -> list[Block]:
-    """Charts of the measures that are known layer by layer, save what the spectrum's section has."""
+    """Charts of the measures that have values by layer, except those in the section on the spectrum."""
     own = set() if found.spectrum is None else {"trace", "moment2", "moment2_per_param", "trace_per_param"}
     charts = []
     for key, estimate in found.items():

@@ -1,4 +1,4 @@
-"""The spectrum on the page: density with its band, outliers, and what each parameter has of it."""
+"""The section on spectra: density with its band, outliers, and the share of each parameter."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,14 @@ from .numerals import typeset
 from .page import Block, Section
 
 GRID = 400  # points of a density
-MANY = 20  # spectra; where there are more, each has fewer points
+MANY = 20  # spectra; if there are more, each has fewer points
 MOST_DRAWN = 150
-MOST_SHOWN = 4  # spectra that are drawn at first; the others by a click
+MOST_SHOWN = 4  # spectra that are visible at first; a click shows the others
 MOST_LAYERS = 40  # parameters of a chart
 
 
 def section(spectra: Mapping[str, Spectrum]) -> Section:
-    """The section on one spectrum, or on those of several matrices: blocks, or solutions.
+    """The section on one spectrum, or on those of several matrices (blocks or solutions).
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -52,7 +52,7 @@ def _sentence(text: str) -> str:
 
 
 def density_chart(spectra: Mapping[str, Spectrum]) -> Chart:
-    """Densities on one axis, with 95 % bands; a tick for each eigenvalue that was found by itself.
+    """Densities on one axis, with 95 % bands and a tick for each eigenvalue that was found individually.
 
     Example:
         >>> from ritz.operators import DenseOperator
@@ -75,20 +75,20 @@ def density_chart(spectra: Mapping[str, Spectrum]) -> Chart:
             series.append(rug(name or "density", one.head, text, silent=True, **about))
         floors.append(0.1 / one.dim / (float(grid[-1] - grid[0]) or 1.0))
     cut = f" The first {len(drawn)} of {len(spectra)} are drawn." if len(drawn) < len(spectra) else ""
-    own = ", each of its own width, so that peaks of one eigenvalue differ in height" if len(spectra) > 1 else ""
+    own = ", each of its own width, so that peaks of single eigenvalues differ in height" if len(spectra) > 1 else ""
     return Chart(
         title="Spectral density", label=f"Spectral density of {', '.join(spectra) or 'the matrix'}",
         x={"label": "eigenvalue", "tight": True},
         y={"label": "density", "log": True, "toggle": True, "floor": min(floors), "zero": True}, series=series,
         marks=[{"x": 0, "label": "0"}], height=380,
-        caption=f"Smoothed by a normal kernel no finer than the steps resolve{own}; the band holds the smoothed "
-        "density with 95 % at each point. Ticks are eigenvalues that were found one by one. Drag to zoom, double-click "
-        f"to see all.{cut}",
+        caption=f"Smoothed by a normal kernel no finer than the steps resolve{own}; the band contains the smoothed "
+        "density at each point with 95 % probability. Ticks are eigenvalues that were found individually. Drag to "
+        f"zoom, double-click to see all.{cut}",
     )  # fmt: skip
 
 
 def _table(spectra: Mapping[str, Spectrum]) -> Table:
-    """The numbers of each, with their errors."""
+    """The main numbers of each spectrum, with their errors."""
     header = ["matrix", "order", "trace", "Frobenius norm", "largest", "smallest", "sum of negatives", "products"]
     rows = []
     for name, one in spectra.items():
@@ -119,7 +119,7 @@ def _outliers(one: Spectrum) -> Chart | None:
 
 
 def _layers(one: Spectrum) -> list[Chart]:
-    """What each parameter has of the trace and of the squared norm."""
+    """The share of each parameter in the trace and in the squared norm."""
     if len(one.layers) < 2:
         return []
     shares = (
@@ -130,7 +130,7 @@ def _layers(one: Spectrum) -> list[Chart]:
 
 
 def parts_chart(title: str, label: str, parts: Mapping[str, Estimate]) -> Chart:
-    """An estimate for each of many names, the largest ones in their own order.
+    """An estimate for each of many names; if there are too many, the largest, in the given order.
 
     Example:
         >>> parts = {name: Estimate(name=name, value=value, exact=True) for name, value in (("b", 1.0), ("a", 2.0))}

@@ -1,4 +1,4 @@
-"""A training log on the page: loss, rates, damping and curvature, with one crosshair for all."""
+"""The section on a training log: loss, rates, damping and curvature, with one crosshair for all charts."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ MOST_CURVES = 8  # in one chart
 
 @dataclass(frozen=True)
 class Panel:
-    """Which scalars go into one chart: its title, patterns of their names, the label of the axis, a line at a value.
+    """The scalars of one chart: its title, patterns of their names, the label of the axis, and a line at a value.
 
     Example:
         >>> Panel("Loss", ("loss", "*_loss")).log
@@ -51,7 +51,7 @@ _NOT_DRAWN = ("*/products", "skipped", "track/seconds", "track/skipped")
 
 
 def section(log: Memory) -> Section:
-    """A chart for each kind of scalar, then one for each first part of the names that are left.
+    """A chart for each known kind of scalar, then one for each prefix of the remaining names.
 
     Example:
         >>> log = Memory()
@@ -60,7 +60,7 @@ def section(log: Memory) -> Section:
         ['Loss', 'Learning rate and damping', 'mine']
     """
     left = [name for name in log.names if not any(fnmatchcase(name, pattern) for pattern in _NOT_DRAWN)]
-    left = [name for name in left if not _is_error(name, left)]
+    left = [name for name in left if _owner(name) not in left]
     charts = []
     for panel in (*PANELS, *_others(left)):
         names = [name for name in left if any(fnmatchcase(name, pattern) for pattern in panel.patterns)]
@@ -69,16 +69,16 @@ def section(log: Memory) -> Section:
         if chart is not None:
             charts.append(chart)
     steps = [int(row["step"]) for row in log.rows]
-    lead = f"{len(log.rows):,} rows from step {min(steps):,} to {max(steps):,}. The crosshair is common to all charts."
+    lead = f"{len(log.rows):,} rows from step {min(steps):,} to {max(steps):,}. All charts share the crosshair."
     spent = sum(value for row in log.rows for name, value in row.items() if name.endswith("/products"))
     skipped = max((row["skipped"] for row in log.rows if "skipped" in row), default=0.0)
     lead += f" Curvature cost {spent:,.0f} matrix-vector products." if spent else ""
-    lead += f" {skipped:,.0f} steps were skipped, their gradient was not finite." if skipped else ""
+    lead += f" {skipped:,.0f} steps were skipped because their gradient was not finite." if skipped else ""
     return Section("Training", [lead, charts])
 
 
 def _others(left: Sequence[str]) -> list[Panel]:
-    """A panel for each first part of a name that no panel knows."""
+    """A panel for each prefix of the names that match no panel."""
     known = [pattern for panel in PANELS for pattern in panel.patterns]
     names = [name for name in left if not any(fnmatchcase(name, pattern) for pattern in known)]
     first = dict.fromkeys(name.split("/")[0] for name in names)
@@ -86,17 +86,12 @@ def _others(left: Sequence[str]) -> list[Panel]:
 
 
 def _literal(name: str) -> str:
-    """A pattern that fits this name alone."""
+    """A pattern that matches only this name."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _is_error(name: str, names: Sequence[str]) -> bool:
-    """Whether it is the error of another scalar."""
-    owner = _owner(name)
-    return owner is not None and owner in names
-
-
 def _owner(name: str) -> str | None:
+    """The scalar of which this one is the error; None if it is not an error."""
     if name == "curvature/residual":
         return "curvature/largest"
     parts = name.split("/")
@@ -125,7 +120,7 @@ def _chart(log: Memory, panel: Panel, names: Sequence[str]) -> Chart | None:
 
 
 def _curve(log: Memory, name: str, color: int) -> Series:
-    """One scalar along the steps, with its error where there is one."""
+    """One scalar along the steps, with its error if there is one."""
     steps, values = log.column(name)
     x, y = curve(steps, values)
     error = next((other for other in log.names if _owner(other) == name), None)

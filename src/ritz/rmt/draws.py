@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def wigner(dim: int, s2: float = 1.0, *, spikes: Sequence[float] = (), seed: int = 0) -> Tensor:
-    """diag(spikes, 0, ..., 0) + X (dim, dim), where X is normal with variance s2 / dim, twice that on the diagonal.
+    """diag(spikes, 0, ..., 0) + X (dim, dim): X has normal entries of variance s2 / dim, 2 s2 / dim on the diagonal.
 
     X has no preferred direction, so spikes along the first unit vectors are as good as any others: the squared overlap
     of spike i with an eigenvector is the square of the eigenvector's i-th entry.

@@ -1,7 +1,8 @@
-"""Where the bulk of the noise ends, with the error that the noise level gives it.
+"""Where the bulk of the noise ends, with the error that follows from that of the noise level.
 
 Every result is a multiple of sqrt(s2), s2 = Tr X^2 / P. s2 is a number, or the `Estimate` of `ritz.curvature_noise`,
-whose interval is then carried over to the result. All of this holds for noise of independent entries; `fit` tests that.
+whose interval is then carried over to the result. The formulas hold for noise with independent entries; `fit` tests
+whether the noise is of this kind.
 """
 
 import math
@@ -69,7 +70,7 @@ def edge_quantile(s2: Noise, dim: int, level: float = 0.99) -> Estimate:
 
 
 def noise_level(s2: Noise) -> Estimate:
-    """s2 as a checked `Estimate`, exact if a number was given."""
+    """s2 as an `Estimate`, after checking its value; exact if a number was given."""
     if not isinstance(s2, Estimate):
         s2 = Estimate(name="s2", value=float(s2), exact=True)
     value = float(s2.value)

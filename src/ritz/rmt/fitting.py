@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..estimators.quantities import Spectrum
 
-_LEVELS = 24  # distribution functions are compared at so many quantiles of the law, and as many of the spectrum
+_LEVELS = 24  # distribution functions are compared at this many quantiles of the law, and of the spectrum
 _ROUND_OFF = 1e-12  # of a share on which all probes agree
 
 
@@ -95,8 +95,9 @@ def fit(
     """Fits the scale of the semicircle, or of the law of Marchenko and Pastur, to a spectrum, and tests the fit.
 
     By moments, the scale is s2 = Tr X^2 / P, or v = Tr S / P, as in the theory of seed 004; a few outliers can decide
-    it. By the median, the bulk decides it (as in Gavish and Donoho 2014): the median of |x| for a semicircle, for the
-    other law that of the eigenvalues that the rank does not make 0. The two agree for noise that follows the law.
+    it. By the median, the bulk decides it (as in Gavish and Donoho 2014): the median of |x| for a semicircle, and for
+    the other law the median of all eigenvalues except those that are 0 because of the rank. The two agree for noise
+    that follows the law.
 
     Args:
         source: `ritz.spectrum(ritz.operators.BatchNoise(H, index))`, all eigenvalues of a matrix, or nodes. The
@@ -104,7 +105,7 @@ def fit(
         weights: Weights of the nodes; equal if not given.
         law: "semicircle" for symmetric noise of mean 0; "marchenko-pastur" for an average of outer products.
         ratio: For "marchenko-pastur": order of the matrix over the number of outer products, P / n.
-        by: What the scale is fitted to.
+        by: Whether the scale is fitted to the moments or to the median.
 
     Raises:
         ValueError: If no scale can be fitted, or `ratio` is missing.
@@ -120,7 +121,7 @@ def fit(
     measured = Measured.of(source, weights)
     _check_spread(measured)
     unit = Semicircle(1.0) if ratio is None else MarchenkoPastur(ratio)
-    variance = _by_moments(measured, unit) if by == "moments" else _by_median(measured, unit)
+    variance = measured.moment(2 if ratio is None else 1) if by == "moments" else _by_median(measured, unit)
     if not float(variance.value) > 0:
         raise ValueError(
             f"the scale of a {law} law must be positive, this spectrum gives {float(variance.value):.3g}"
@@ -151,12 +152,12 @@ def _check(law: str, ratio: float | None, by: str) -> None:
         raise ValueError(f"by must be 'moments' or 'median', got {by!r}")
     if (law == "marchenko-pastur") != (ratio is not None):
         raise ValueError(
-            f"law='marchenko-pastur' needs ratio = P / n and no other law takes it, got law={law!r} and ratio={ratio}"
+            f"law='marchenko-pastur' needs ratio = P / n, and no other law has it, got law={law!r} and ratio={ratio}"
         )
 
 
 def _check_spread(measured: Measured) -> None:
-    """Refuse a spectrum without shape, and a run without a fourth moment."""
+    """Refuse a spectrum of equal eigenvalues, and a run that is too short for a fourth moment."""
     low, high = float(measured.nodes[0]), float(measured.nodes[-1])
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         raise ValueError(f"all eigenvalues are {high:.4g}: a law needs eigenvalues that differ")
@@ -167,16 +168,11 @@ def _check_spread(measured: Measured) -> None:
         )
 
 
-def _by_moments(measured: Measured, unit: Law) -> Estimate:
-    """Tr X^2 / P, or Tr S / P."""
-    return measured.moment(2 if isinstance(unit, Semicircle) else 1)
-
-
 def _by_median(measured: Measured, unit: Law) -> Estimate:
-    """The scale at which the medians agree; the bracket of a run is where its bounds allow the median to be."""
+    """The scale at which the medians agree; for a run, the bracket follows from its bounds on the median."""
     folded = isinstance(unit, Semicircle)
     power = 2 if folded else 1
-    middle = (1 + unit.zeros) / 2  # half of all |x|, or of the eigenvalues that the rank does not make 0
+    middle = (1 + unit.zeros) / 2  # half of the eigenvalues that are not 0 because of the rank
     known = float(unit.quantile(0.75 if folded else middle))
     levels = (measured.nodes.abs() if folded else measured.nodes.clamp(min=0.0)).unique().tolist()
     least = 1e-12 * levels[-1]  # -x counts as within x
@@ -211,10 +207,10 @@ def _by_median(measured: Measured, unit: Law) -> Estimate:
 
 
 def _distance(measured: Measured, law: Law) -> Estimate:
-    """sup |F - F_law|; for a run, between the least and the most that its bounds on F allow."""
+    """sup |F - F_law|; for a run, the bracket is the smallest and the largest value that its bounds on F allow."""
     text = "sup |F - F_law|"
     run = measured.spectrum
-    if run is None:  # F jumps at the nodes: both sides of each
+    if run is None:  # F jumps at the nodes, so both sides of each node count
         nodes = torch.where(measured.nodes.abs() <= _gap(law), 0.0, measured.nodes)
         sums = torch.cat([measured.weights.new_zeros(1), measured.weights.cumsum(0)])
         before, upto = (sums[torch.searchsorted(nodes, nodes, right=right)] for right in (False, True))
@@ -236,7 +232,7 @@ def _distance(measured: Measured, law: Law) -> Estimate:
 
 
 def _levels(measured: Measured, law: Law) -> Tensor:
-    """Where distribution functions are compared: quantiles of both, and either side of the zeros of the law."""
+    """Where distribution functions are compared: at quantiles of both, and on both sides of the zeros of the law."""
     shares = (torch.arange(_LEVELS, dtype=torch.float64) + 0.5) / _LEVELS
     place = torch.searchsorted(measured.weights.cumsum(0), shares).clamp(max=len(measured.nodes) - 1)
     levels = torch.cat([law.quantile(shares), measured.nodes[place]])
@@ -245,7 +241,7 @@ def _levels(measured: Measured, law: Law) -> Tensor:
 
 
 def _gap(law: Law) -> float:
-    """Half way from the zeros of the law to its bulk; eigenvalues below it are zeros but for round-off."""
+    """Half way from the zeros of the law to its bulk; smaller eigenvalues are zeros up to round-off."""
     return law.edges[0] / 2 if law.zeros else 0.0
 
 

@@ -21,7 +21,7 @@ _HALVINGS = 60  # of an interval: a float64 has 53 bits
 
 @dataclass(frozen=True)
 class Semicircle:
-    """Wigner's law of a symmetric P x P matrix whose entries have mean 0 and variance s2 / P, P large.
+    """Wigner's law of a symmetric P x P matrix, P large, whose entries have mean 0 and variance s2 / P.
 
         p(x) = sqrt(4 s2 - x^2) / (2 pi s2)    for |x| <= 2 sqrt(s2)
 
@@ -76,7 +76,7 @@ class Semicircle:
     def edge_scale(self, dim: int) -> float:
         """Width of the edge at finite P: (lambda_1 - 2 sqrt(s2)) / (sqrt(s2) P^(-2/3)) has the law of Tracy and Widom.
 
-        For real symmetric matrices, beta = 1 (Tracy and Widom 1996); not for normal entries alone (Soshnikov 1999).
+        For real symmetric matrices, beta = 1 (Tracy and Widom 1996); entries need not be normal (Soshnikov 1999).
         """
         return math.sqrt(self.s2) * math.pow(_order(dim), -2 / 3)
 
@@ -101,7 +101,7 @@ class Semicircle:
 
     @property
     def threshold(self) -> float:
-        """sqrt(s2): a spike nu leaves an outlier if |nu| is above it, and none below."""
+        """sqrt(s2): a spike nu leaves an outlier only if |nu| is above it."""
         return math.sqrt(self.s2)
 
     def outlier(self, nu: float | Tensor) -> Tensor:
@@ -212,9 +212,7 @@ class MarchenkoPastur:
     def outlier(self, population: float | Tensor) -> Tensor:
         """The eigenvalue that a population eigenvalue l leads to: l (1 + r v / (l - v)) if l is above the threshold.
 
-        At or below the threshold it is the upper edge.
-
-        (Baik and Silverstein 2006.)
+        At or below the threshold it is the upper edge (Baik and Silverstein 2006).
         """
         value = _double(population)
         seen = value > self.threshold
@@ -222,7 +220,7 @@ class MarchenkoPastur:
         return torch.where(seen, safe * (1 + self.ratio * self.variance / (safe - self.variance)), self.edges[1])
 
     def spike(self, eigenvalue: float | Tensor) -> Tensor:
-        """The population eigenvalue behind an outlier above the upper edge; below the edge v, which is no spike."""
+        """The population eigenvalue behind an outlier above the upper edge; otherwise v, which is no spike."""
         x = _double(eigenvalue) / self.variance
         mid = x + 1 - self.ratio
         root = (mid.square() - 4 * x).clamp(min=0.0).sqrt()
@@ -277,7 +275,7 @@ def _power(k: int) -> int:
 
 
 def _invert(cdf: Callable[[Tensor], Tensor], q: Tensor, low: float, high: float) -> Tensor:
-    """Where a rising function reaches q, by bisection."""
+    """The point at which a rising function reaches q, by bisection."""
     below, above = torch.full_like(q, low), torch.full_like(q, high)
     for _ in range(_HALVINGS):
         mid = (below + above) / 2

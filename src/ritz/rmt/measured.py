@@ -13,11 +13,9 @@ from ..results import Estimate, affine, from_samples
 if TYPE_CHECKING:
     from ..estimators.quantities import Spectrum
 
-Levels = tuple[Tensor, Tensor, Tensor, Tensor]
-
 
 def check_source(source: Any) -> None:
-    """Refuse anything but a spectrum, with a hint if it is an operator."""
+    """Refuse anything but a spectrum; the message has a hint for operators."""
     if not isinstance(source, Tensor) and not (hasattr(source, "head_residuals") and hasattr(source, "mass")):
         raise TypeError(
             f"expected a ritz.Spectrum or a tensor of eigenvalues, got {type(source).__name__}; for an operator, pass "
@@ -81,7 +79,7 @@ class Measured:
         return affine(self.spectrum.moment(k), 1 / self.spectrum.dim, name=f"moment {k} / P", parts={})
 
     def standardised(self, most: int) -> list[Estimate]:
-        """Tr ((X - c) / s)^k / P for k up to `most`, c the mean, s the deviation: a large c costs no digits."""
+        """Tr ((X - c) / s)^k / P for k up to `most`, c the mean, s the deviation: so a large c costs no digits."""
         centre = float(self.weights @ self.nodes)
         spread = math.sqrt(float(self.weights @ (self.nodes - centre).square()))
 
@@ -90,10 +88,10 @@ class Measured:
 
         return [self.mean(power(k), f"moment {k}") for k in range(1, most + 1)]
 
-    def cdf(self, levels: Tensor) -> Levels:
+    def cdf(self, levels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The share of eigenvalues at or below each level: lower bound, value, upper bound, standard error.
 
-        For a run the bounds are those of Chebyshev, Markov and Stieltjes: the run determines no more.
+        For a run, the bounds are those of Chebyshev, Markov and Stieltjes; no better ones follow from the run.
         """
         if self.spectrum is None:
             sums = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights.cumsum(0)])

@@ -27,7 +27,7 @@ class Outliers(Result):
     Attributes:
         threshold: Bound on the absolute eigenvalues of the noise, with the requested probability.
         count: How many eigenvalues lie beyond it; with parts "above" and "below".
-        eigenvalues: Those of them that the run resolved (k,), in descending order.
+        eigenvalues: The ones among them that the run resolved (k,), in descending order.
         spikes: The eigenvalues of the true curvature behind them (k,), see `debias`; with parts["overlap"].
     """
 
@@ -109,7 +109,7 @@ def _count(source: "Spectrum | Tensor", values: Tensor, sign: float, levels: tup
 
 
 def _sum(parts: dict[str, Estimate]) -> Estimate:
-    """Sum of both sides. Probes that err on one side may err on the other, so the errors are added."""
+    """Sum of both sides. The errors of both sides may be correlated, so they are added."""
     above, below = parts.values()
     low, high = (_end(above, side) + _end(below, side) for side in (0, 1))
     rule = below.rule if isinstance(below.rule, StudentT) else above.rule

@@ -7,8 +7,8 @@ Of all matrices beta H_batch + (1 - beta) c I, the nearest to H in mean square h
 and the best c is mu = Tr H / P (Ledoit and Wolf 2004). Since (beta lambda + (1 - beta) c)^-1 is
 beta^-1 (lambda + delta)^-1 with delta = c b^2 / a^2, a step with the shrunk curvature is a damped step with 1 / beta
 times the learning rate (seed 004, equation 13). The target I with a^2 = 1 gives equation 15 of seed 004, delta = s2,
-which adds the square of a curvature to a curvature; but a^2 is 1 - 2 mu + Tr H^2 / P, which is near 1 for a flat loss
-only. With the target mu I, delta is a curvature: if the loss is multiplied by a constant, so is the damping.
+which adds the square of a curvature to a curvature; but a^2 is 1 - 2 mu + Tr H^2 / P, which is near 1 only for a flat
+loss. With the target mu I, delta is a curvature: if the loss is multiplied by a constant, so is the damping.
 """
 
 import math
@@ -32,11 +32,11 @@ class Shrinkage(Result):
         beta: Weight of the batch's curvature, between 0 and 1.
         damping: delta = c b^2 / a^2, to be added to the eigenvalues.
         target: c.
-        error: What remains of Tr (estimate - H)^2 / P: a^2 b^2 / (a^2 + b^2); without shrinkage it is b^2.
+        error: The mean of Tr (estimate - H)^2 / P with shrinkage, a^2 b^2 / (a^2 + b^2); without shrinkage it is b^2.
 
-    A few batches determine their noise poorly, and the intervals take its standard error as it is. On a softmax
-    regression of 3 features, with batches of 32 and 4 or 16 probes, the interval of `error` covered 87 to 91 % of 600
-    draws with 3 or 4 batches and 94 to 97 % with 8 to 64; that of `damping` 92 % or more, that of `beta` 94
+    A few batches determine their noise poorly, and the intervals use its standard error without correction. On a
+    softmax regression of 3 features, with batches of 32 and 4 or 16 probes, the interval of `error` covered 87 to 91 %
+    of 600 draws with 3 or 4 batches and 94 to 97 % with 8 to 64; that of `damping` 92 % or more, that of `beta` 94
     (benchmarks/stated.py). With two batches there is no standard error at all.
 
     Example:
@@ -71,7 +71,7 @@ def shrinkage(
             parts also hold `mean` and `second`.
         mean: mu = Tr H / P, if s2 is a number.
         second: Tr H^2 / P, if s2 is a number.
-        target: c; None is mu itself (Ledoit and Wolf), 1 the identity of seed 004.
+        target: c; None means mu (Ledoit and Wolf), and 1 is the identity of seed 004.
         averaged: The number of independent batches that the curvature is averaged over; b^2 is divided by it. For a
             moving average with decay rho it is (1 + rho) / (1 - rho).
 
@@ -128,17 +128,17 @@ def _check(target: float, a2: float) -> None:
         )
     if not a2 > 0:
         raise ValueError(
-            f"a^2 = Tr (H - {target:.4g} I)^2 / P must be positive, got {a2:.4g}: the curvature is the target, or is "
-            "lost in the noise, and no finite damping follows; measure it on more batches"
+            f"a^2 = Tr (H - {target:.4g} I)^2 / P must be positive, got {a2:.4g}: the curvature equals the target, or "
+            "is lost in the noise, so there is no finite damping; measure it on more batches"
         )
 
 
 def _carried(name: str, fn: Callable[..., float], *estimates: Estimate, **fields: Any) -> Estimate:
     """A function of estimates that share their probes and also vary between batches.
 
-    The jackknife over probes does not see the variance between batches. That part of each estimate's variance is added,
-    times its slope squared, with degrees of freedom after Welch and Satterthwaite. Two batches give one difference and
-    so no error of their noise; a function of it has none either.
+    The jackknife over probes does not see the variance between batches. So that part of each estimate's variance is
+    added, times its squared slope, with degrees of freedom after Welch and Satterthwaite. With two batches the noise
+    has no standard error, and neither has a function of it.
     """
     result = derived(name, fn, *estimates, **fields)
     shared = float(result.stderr) ** 2
@@ -165,7 +165,7 @@ def _beyond(estimate: Estimate) -> float:
 
 
 def _slope(fn: Callable[..., float], values: list[float], at: int) -> float:
-    """The derivative by one of the values, from a central difference."""
+    """The derivative with respect to one of the values, from a central difference."""
     step = 1e-4 * values[at]
     if not step:
         return 0.0

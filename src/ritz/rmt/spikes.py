@@ -4,7 +4,7 @@ For H_batch = H + X, X noise of level s2 = Tr X^2 / P, where H has few large eig
 
     lambda = nu + s2 / nu,    |theta'phi|^2 = 1 - s2 / nu^2        for |nu| > sqrt(s2)
 
-(Benaych-Georges and Nadakuditi 2011; theorem 1 of seed 004). The largest eigenvalues of a batch are too large.
+(Benaych-Georges and Nadakuditi 2011; theorem 1 of seed 004). So the largest eigenvalues of a batch are too large.
 """
 
 import math
@@ -21,7 +21,7 @@ from .edges import Noise, cost, degrees, noise_level
 from .laws import spike_behind, spike_overlap
 from .tracy_widom import tracy_widom_quantile
 
-_SURE = 0.999  # level of the interval of an estimated noise level, below which a spike counts as hidden for certain
+_SURE = 0.999  # a spike below the interval of the noise level at this probability counts as hidden for certain
 
 
 def debias(eigenvalue: float | Tensor | Estimate, s2: Noise, dim: int | None = None) -> Estimate:

@@ -384,7 +384,9 @@ def test_layers_that_mix_the_samples_of_a_batch_are_refused():
 
     x, y = seeded(lambda: torch.randn(12, 6, 4)), data()[1]
     risk = ritz.Risk(seeded(First), CE(), (x, y))
-    with pytest.raises(UnsupportedError, match=r"inner takes \(6, 12, 4\).*12 samples.*leave it out by layers="):
+    with pytest.raises(
+        UnsupportedError, match=r"the input \(6, 12, 4\) of inner .*12 samples.*leave it out with layers="
+    ):
         layer_margins(risk)
     assert layer_margins(risk, layers=["input", "head"]).layers == ("input", "head")
 

@@ -93,7 +93,9 @@ def _traces(risk: Risk, progress: Progress | None) -> tuple[Tensor, Tensor, str]
         items = loss.items(out.double(), batch.data)
         impurity = softmax_columns(items).get("impurity")
         if impurity is None:
-            raise UnsupportedError("the trace of the last layer needs labels of two classes or more, as cross-entropy")
+            raise UnsupportedError(
+                "the trace of the last layer needs a loss with labels of two classes or more, such as cross-entropy"
+            )
         call = _only(next(recorded))
         _refuse_changed(call, loss.items(_probe(out).double(), batch.data).logits)
         size = call.input.detach().double().flatten(0, -2).square().sum(1) + float("bias" in call.params)
@@ -111,7 +113,7 @@ def _refuse_reweighted(loss: Loss) -> None:
     if smoothed or any(getattr(loss, name, None) is not None for name in ("pos_weight", "element_weight")):
         raise UnsupportedError(
             "the Hessian of this loss has other weights than its mean (pos_weight, element weights, or label "
-            "smoothing together with class weights), so the trace of the last layer has no such form; use "
+            "smoothing together with class weights), so the formula for the trace of the last layer fails; use "
             "ritz.trace(ritz.GGN(risk).block(...))"
         )
 
@@ -139,8 +141,8 @@ def _only(calls: list[Capture]) -> Capture:
     """The one call of the last layer."""
     if len(calls) != 1 or calls[0].input.ndim < 2:
         raise UnsupportedError(
-            f"the weight of the last layer is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so "
-            "that its trace has no such form; use ritz.trace(ritz.GGN(risk).block(...))"
+            f"the weight of the last layer is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so the "
+            "formula for its trace fails; use ritz.trace(ritz.GGN(risk).block(...))"
         )
     return calls[0]
 

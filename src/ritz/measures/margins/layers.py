@@ -84,7 +84,7 @@ class LayerMargins(Result):
         if not abs(value) < torch.inf:
             raise UnsupportedError(
                 f"most items have an infinite margin at {layer}: the outputs do not depend on it (dead units); leave "
-                "it out by layers="
+                "it out with layers="
             )
         return Estimate(name=f"margin at {layer}", value=value, exact=True, convention=f"median {self.convention}")
 
@@ -193,7 +193,7 @@ def _refuse_constant(names: Sequence[str], spread: Tensor) -> None:
         if not size > 0:
             raise UnsupportedError(
                 f"{name} is the same for every item, so it has no spread to divide by: use normalise=False, or leave "
-                "it out by layers="
+                "it out with layers="
             )
 
 
@@ -282,8 +282,8 @@ class _Points:
         for name, shape in whole.items():
             if shape[:1] != (batch.size,):
                 raise UnsupportedError(
-                    f"{name} takes {tuple(shape)}, which does not hold the {batch.size} samples of the batch, one in "
-                    "each row; leave it out by layers="
+                    f"the input {tuple(shape)} of {name} does not have one row for each of the {batch.size} samples of "
+                    "the batch; leave it out with layers="
                 )
         shapes = {name: shape[1:] for name, shape in whole.items()}
         self.shapes = self.shapes or shapes

@@ -48,8 +48,8 @@ def certificate(
         risk: The solution on all of its training data, without augmentation.
         init: The weights at initialisation, or others that do not depend on the data.
         sigma: Standard deviation of the noise, or several from which the best is taken; they then share delta_prime.
-        delta: Probability with which the bound may fail for lack of data.
-        delta_prime: Probability with which it may fail for lack of draws.
+        delta: Probability with which the bound may fail because of the finite number of samples.
+        delta_prime: Probability with which it may fail because of the finite number of draws.
         num_draws: M; each draw is one pass over the data. With 100 draws even an error of 0 counts as 0.05.
         prior_scale: c, see `best_prior`.
         prior_precision: b.

@@ -349,7 +349,7 @@ def _check(**numbers: float) -> None:
         elif name == "sigma":
             good, wanted = 0 < value < math.inf, "positive and finite"
         elif name == "weight_norm":
-            good, wanted = 0 <= value < math.inf, "a norm, not negative and finite"
+            good, wanted = 0 <= value < math.inf, "not negative and finite"
         else:
             good, wanted = math.isfinite(value), "finite"
         if not good:

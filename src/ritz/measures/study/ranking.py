@@ -317,7 +317,7 @@ def _notes(
     if grid:
         settings = len(set(zip(*grid.values(), strict=True)))
         if settings < runs:
-            text = "p-values take repeats of a setting for runs of their own; average=True does not"
+            text = "p-values count repeats of a setting as independent runs; average=True does not"
             notes.append(f"{runs} runs at {settings} settings: {text}")
         if any(row.sign_error.too_small and not row.sign_error.environments for row in rows):
             notes.append("sign-error: every environment is too small; environments='values' pools them")

@@ -1,12 +1,13 @@
-"""The Jacobian of few outputs in factors: layer by layer, what parameters do to its results, and these to the outputs.
+"""The Jacobian of few outputs in two factors per layer: from parameters to the layer's results, and on to the outputs.
 
-Let y be the results of an operation that reads parameters, y' their tangents for its own parameters alone, and
+Let y be the results of an operation that reads parameters, y' their tangents for its own parameters only, and
 
     D [b, c] = d out [b, c] / d y [b]
 
-for sample b and its output c. If samples do not reach each other, J v is the sum of D [b] y' [b] over these operations,
-and J'u what flows back to their parameters from D [b]' u [b]. The D of all take a walk back for each of C outputs, once
-for all vectors; then no tangent is multiplied with a weight, and of 4 products of a dense layer 2 are left.
+for sample b and its output c. If samples do not affect each other, J v is the sum of D [b] y' [b] over these
+operations, and J'u is the pullback of D [b]' u [b] to their parameters. To find all D takes one backward traversal for
+each of the C outputs, once for all vectors. After that no tangent is multiplied with a weight: 2 of the 4 products of a
+dense layer are left.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ from .layers import rule_of
 from .rules import Bars, Dots, Matrices, Rule, Sinks, Step, Value
 from .tape import Tape, is_placed
 
-DEARER = 4  # a multiplication with D, of small matrices, against one with a weight
-START = 1 << 14  # multiplications with a weight in the time that one with D takes at least
-ROUNDED = 2 / 3  # the power of eps by which sums in another order may differ, relative to the largest
+DEARER = 4  # cost of a multiplication with D (small matrices) relative to one with a weight
+START = 1 << 14  # least cost of a product with D, in multiplications with a weight
+ROUNDED = 2 / 3  # sums in another order may differ by this power of eps, relative to the largest
 
 
 class Joint(Rule):
-    """Outputs, or a part of them, from y and the other part: c + D y, sample by sample."""
+    """Outputs as a sum, c + D y sample by sample: the contribution of y and that of earlier operations."""
 
     def __init__(self, step: Step, factor: Tensor) -> None:
         super().__init__(step)
@@ -47,9 +48,9 @@ class Joint(Rule):
 
 
 def pays(tape: Tape, size: int, k: int) -> bool:
-    """Whether products with k vectors take less work in factors, even the first, for which they are found.
+    """Whether products with k vectors take less work in factors, including the first product, which finds them.
 
-    By count, so that it is the same each time.
+    It depends on counts only, not on time, so that the decision is the same each time.
     """
     if tape.out.device.type != "cpu" or tape.out.numel() % size or not tape.placed:
         return False
@@ -60,12 +61,12 @@ def pays(tape: Tape, size: int, k: int) -> bool:
 
 
 def room_of(tape: Tape, size: int) -> int:
-    """Bytes that the factors take, and what the operations that read parameters hold beside them."""
+    """Bytes of the factors, and of what the operations that read parameters hold besides."""
     return (tape.out.numel() // size + 3) * sum(rule.out.nbytes for rule in _readers(tape))
 
 
 def factored(tape: Tape, size: int) -> Tape | None:
-    """The same products in factors, for a batch of `size` samples; None where samples reach each other.
+    """A tape for the same products in factors, for a batch of `size` samples; None if samples affect each other.
 
     Example:
         >>> x = torch.tensor([[1.0], [2.0]])
@@ -97,7 +98,7 @@ def _readers(tape: Tape) -> list[Rule]:
 
 
 def _ends(out: Tensor, size: int) -> Tensor:
-    """Cotangents (C + 1, *out.shape): each output of all samples by itself, and random ones."""
+    """Cotangents (C + 1, *out.shape): one for each output, the same for all samples, and a random one."""
     num = out.numel() // size
     units = torch.eye(num, dtype=out.dtype).expand(size, num, num).transpose(0, 1)
     drawn = torch.randn(1, size, num, generator=torch.Generator().manual_seed(0), dtype=out.dtype)
@@ -105,9 +106,9 @@ def _ends(out: Tensor, size: int) -> Tensor:
 
 
 def _apart(bars: Tensor | None, drawn: Tensor) -> Tensor | None:
-    """D (B, C, n) from what flows back to y; None unless it gives what flows back from `drawn` (B, C), too.
+    """D (B, C, n) from the gradients in y; None unless D also gives the gradient for the cotangent `drawn` (B, C).
 
-    It does not where samples reach the y of others, or y does not have them in their order.
+    It does not if samples affect the y of other samples, or if y does not have the samples in their order.
     """
     if bars is None or bars.dtype != drawn.dtype or bars[0].numel() % len(drawn):
         return None
@@ -115,11 +116,11 @@ def _apart(bars: Tensor | None, drawn: Tensor) -> Tensor | None:
     factor, seen = by_sample[:-1].transpose(0, 1), by_sample[-1]
     told = (drawn[:, None] @ factor)[:, 0]
     slack = torch.finfo(told.dtype).eps ** ROUNDED * told.abs().max()
-    return factor.clone() if bool((told - seen).abs().max() <= slack) else None  # which may be a part of much more
+    return factor.clone() if bool((told - seen).abs().max() <= slack) else None  # a view would hold the whole of `bars`
 
 
 def _held(step: Step) -> Step:
-    """The same operation, as one of its parameters alone."""
+    """The same operation as a function of its parameters only."""
 
     def put(x: object) -> object:
         if isinstance(x, list):

@@ -1,7 +1,7 @@
-"""Tapes of the batches of a risk: written when they are needed, and kept where that is safe and memory allows.
+"""Tapes of the batches of a risk: recorded when they are needed, and kept if that is safe and memory allows.
 
-A kept tape spares its batch the forward pass and the gradient that all vectors share, in later products as well. What
-is computed from all the data is kept here too, on the same grounds.
+With a kept tape, later products need no forward pass of the batch, and no gradient, which all vectors share. Results
+computed from all the data are kept under the same conditions (`Kept`).
 """
 
 import logging
@@ -25,28 +25,28 @@ from .tape import Tape
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Mark = Sequence[Tensor]  # numbers by which what is not known otherwise is known again
+Mark = Sequence[Tensor]  # numbers that change with a result whose other dependences are not known
 
 SHARE, MOST = 0.25, 1 << 30  # part of the free memory, and bytes, that the tapes of one operator may take
-FACTORS = 1 << 29  # bytes of those in factors: the same everywhere, since they are rounded in their own way
-ROUNDING = 1e2  # times machine precision: two marks that differ by less are the same
+FACTORS = 1 << 29  # bytes of tapes in factors: a fixed number, since their use changes the rounding of results
+ROUNDING = 1e2  # times machine precision: marks that differ by less are equal
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class Tapes:
     """The tapes of one risk.
 
-    They are kept on a CPU, for data that is cached and models of known modules alone, whose every call is the same:
-    until a weight, a buffer, a setting of a module or a value of the data changes. Numbers do not depend on whether one
-    was kept, and those of one in factors by rounding alone.
+    Tapes are kept on a CPU, for cached data and models that consist of known modules only, whose calls are all the
+    same, until a weight, a buffer, a setting of a module or a value of the data changes. Results do not depend on
+    whether a tape was kept; a tape in factors changes only their rounding.
 
     Attributes:
-        works: Until a forward pass turns out to be one that is not followed.
+        works: True until a forward pass turns out to be one that cannot be recorded.
         keeps: Whether tapes are kept.
-        tried: Whether one was written.
-        cuts: Whether the model reads `.data`, which is a constant for autograd and along a tape: torch.func, where one
-            transform is inside another, looks through it.
-        hidden: Whether derivatives are known to autograd alone, where no tape works.
+        tried: Whether a tape was recorded.
+        cuts: Whether the model reads `.data`, which is a constant for autograd and on a tape, while nested transforms
+            of torch.func differentiate through it.
+        hidden: Whether no tape works because only autograd knows the derivatives.
 
     Example:
         >>> risk = Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(2, 1), torch.ones(2, 1)))
@@ -67,13 +67,13 @@ class Tapes:
     def _forget(self) -> None:
         self._room, self._more = 0.0, float(FACTORS)
         self._kept: dict[Hashable, Tape] = {}
-        self._factored: dict[Hashable, Tape | None] = {}  # None where samples reach each other
-        self._grounds: Grounds | None = None  # of all that are kept
-        self._read: set[Hashable] = set()  # batches whose data is among them
+        self._factored: dict[Hashable, Tape | None] = {}  # None if samples affect each other
+        self._grounds: Grounds | None = None  # all that the kept tapes depend on
+        self._read: set[Hashable] = set()  # batches whose data is part of the grounds
         self._settings: Hashable = None
 
     def refresh(self) -> None:
-        """To be called before a walk: what is not so any more is forgotten."""
+        """To be called before a walk: drops the kept tapes if anything has changed."""
         risk = self.risk
         cached = self.works and risk.device.type == "cpu" and risk.plan.cache is not False and risk.batches.cached
         keeps = cached and risk.static and not risk.dropout and not risk.replays
@@ -90,10 +90,11 @@ class Tapes:
     def along(
         self, params: Params, batch: Batch, product: Callable[[Tape], T], held: Params | None = None, straight: int = 0
     ) -> T | None:
-        """`product` of the tape of a batch; None where the forward pass cannot be followed, or an operation fails.
+        """`product` of the tape of a batch; None if the forward pass cannot be recorded, or an operation fails.
 
-        To be called inside `session`. With all other tensors of the model in `held` the tape is for this call alone.
-        If it is for first derivatives alone, along so many vectors `straight`, it may be one in factors.
+        To be called inside `session`. If `held`, all other tensors of the model, is given, the tape is for this call
+        only. If `straight`, a number of vectors, is given, only first derivatives along so many vectors are needed, and
+        the tape may be one in factors.
         """
         if not self.works:
             return None
@@ -104,12 +105,12 @@ class Tapes:
         except (RuntimeError, TypeError, LookupError, AssertionError) as error:
             if is_shortage(error):
                 raise
-            # a model or a loss that is itself at fault fails again, without a tape
+            # an error of the model or the loss itself is raised again without a tape
             log.info("no tape, products by torch.func: %s", (str(error).splitlines() or [""])[0][:200])
             hidden = isinstance(error, Hidden)
         self._forget()  # outside the except block, whose traceback would hold the memory
         if not hidden:
-            self._watched({**(held or {}), **params}, batch)  # to its end: a tape may have been given up before `.data`
+            self._watched({**(held or {}), **params}, batch)  # recording may have stopped before `.data` was read
         self.works, self.hidden = False, hidden or self.cuts
         return None
 
@@ -119,7 +120,7 @@ class Tapes:
         return Tape(lambda p: output({**held, **p}, batch), params)
 
     def _watched(self, params: Params, batch: Batch) -> Tensor:
-        """What the model gives, with a look for `.data`."""
+        """The outputs of the model; records in `cuts` whether it reads `.data`."""
         with _DataWatch() as watch:
             out = self.risk.output(params, batch)
         self.cuts = watch.seen
@@ -137,9 +138,9 @@ class Tapes:
         return tape
 
     def _in_factors(self, params: Params, batch: Batch, k: int) -> Tape:
-        """The tape, or another in factors where it pays and those of all samples up to here have room.
+        """The tape, or one in factors if that pays and the factors of all samples up to this batch fit into `FACTORS`.
 
-        What came before has no part in it: a run that is gone on with takes the same ones.
+        This does not depend on earlier products, so that a resumed run uses the same tapes.
         """
         tape = self._tape(params, batch)
         if not (self.keeps and pays(tape, batch.size, k)):
@@ -148,7 +149,7 @@ class Tapes:
         if (batch.start / batch.size + 1) * size > FACTORS:
             return tape
         if key not in self._factored:
-            if size > self._more:  # which those of batches cut in another way have taken
+            if size > self._more:  # the rest is taken by batches that were cut in another way
                 self._factored, self._more = {}, float(FACTORS)
             self._remember(key, batch)
             found = self._factored[key] = factored(tape, batch.size)
@@ -156,7 +157,7 @@ class Tapes:
         return self._factored[key] or tape
 
     def _remember(self, key: Hashable, batch: Batch) -> None:
-        """What a tape of this batch stands on."""
+        """Add all that a tape of this batch depends on to the grounds."""
         self._grounds = self._grounds or Grounds(self._settings, self._state())
         if key not in self._read:
             self._grounds.read(tensors_of(batch.data))
@@ -164,7 +165,7 @@ class Tapes:
 
     @staticmethod
     def _key(params: Params, batch: Batch) -> Hashable:
-        """Where the tensors are that it reads, and how often they were written to."""
+        """The places of the tensors that a tape reads, and how often they were written to."""
         tensors = [*params.values(), *tensors_of(batch.data)]
         return batch.index, place_of(tensors), versions_of(tensors)
 
@@ -176,7 +177,7 @@ class Tapes:
 
 
 class _DataWatch(TorchFunctionMode):
-    """Notices `.data`."""
+    """Records whether `.data` was read."""
 
     seen = False
 
@@ -188,12 +189,12 @@ class _DataWatch(TorchFunctionMode):
 
 
 class Kept(Generic[T]):
-    """One result of a whole risk, kept while all that it depends on is the same.
+    """One result of a whole risk, kept as long as all that it depends on is the same.
 
-    That is known of models and losses that are torch's own and of data that is cached: weights, buffers and class
-    weights are compared by value, settings of modules too, and the data up to a size; of more, torch's counts of writes
-    are looked at. Of code of the user's, and of data that is walked anew each time, nothing is known: there the result
-    is made for each call, unless a mark stands in for what is not known.
+    For models and losses of torch itself and cached data, this is checked: weights, buffers, class weights and settings
+    of modules are compared by value, and so is the data up to a size; beyond that, torch's version counters are
+    compared. For the user's own code, and for data that is read anew each time, it cannot be checked: the result is
+    then computed in each call, unless the caller gives a mark that changes with it.
 
     Args:
         risk: The risk.
@@ -218,11 +219,11 @@ class Kept(Generic[T]):
         self._result: T
 
     def get(self, make: Callable[[], T], mark: Callable[[], Mark] | None = None) -> T:
-        """The result as of now; where ranks work together all make it anew, or none.
+        """The current result. If ranks work together, all compute it, or none.
 
         Args:
-            make: Gives the result.
-            mark: Gives numbers that change with the result, and takes much less time.
+            make: Computes the result.
+            mark: Computes numbers that change with the result, in much less time.
         """
         if not self.risk.world.all(self._stands(mark)):
             self._result = make()
@@ -248,13 +249,13 @@ class Kept(Generic[T]):
         return grounds
 
     def _state(self) -> list[Tensor]:
-        """What may be written to: weights, buffers, and weights of classes."""
+        """Tensors that may be written to: weights, buffers, and weights of classes."""
         held = getattr(self.risk.output_loss, "__dict__", {}).values()
         return [*self.risk.state().values(), *(x for x in held if isinstance(x, Tensor))]
 
 
 def _are_close(mark: Mark, other: Mark) -> bool:
-    """Whether two marks are the same but for rounding, which differs between runs on a GPU."""
+    """Whether two marks are equal up to rounding, which differs between runs on a GPU."""
     pairs = list(zip(mark, other, strict=True))
     return all(a.shape == b.shape for a, b in pairs) and all(
         bool((a - b).norm() <= ROUNDING * torch.finfo(b.dtype).eps * b.norm()) for a, b in pairs

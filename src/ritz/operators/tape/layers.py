@@ -32,7 +32,7 @@ from .sinks import Sink
 
 
 class Softmax(Rule):
-    """softmax along one dimension; a row that is masked altogether is nought, and so is its derivative."""
+    """softmax along one dimension; a row that is masked completely is zero, and so is its derivative."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -61,8 +61,8 @@ class Softmax(Rule):
 class Norm(Rule):
     """Layer, group and batch norm: y = weight n + bias with n = r (x - m).
 
-    The mean m and r = 1 / sqrt(variance + eps) are taken over `dims` of x, seen in the shape `view`, or are constants.
-    What takes x' to n' is symmetric, P x' = r (x' - <x'> - n <n x'>), and P g changes along x' by
+    The mean m and r = 1 / sqrt(variance + eps) are over `dims` of x, reshaped to `view`, or are constants. The map from
+    x' to n' is symmetric, P x' = r (x' - <x'> - n <n x'>), and P g changes along x' by
 
         -r (<n x'> P g + n' <n g> + n <n' g>)
     """
@@ -96,7 +96,7 @@ class Norm(Rule):
         return x.mean([d + 1 for d in self.dims], keepdim=True)
 
     def _map(self, x: Tensor, along: Tensor | None = None) -> Tensor:
-        """P x, with <n x> if it is known."""
+        """P x; `along` is <n x> if it is known."""
         if not self.dims:
             return torch.mul(x, self.r)
         along = self._mean(x * self.n) if along is None else along
@@ -106,11 +106,11 @@ class Norm(Rule):
         return x.reshape(len(x), *self.view)
 
     def _scaling(self, dot: Tensor) -> Tensor:
-        """Tangents of weight or bias, to be broadcast."""
+        """Tangents of weight or bias, in a shape that broadcasts."""
         return dot.reshape(len(dot), *(1,) * (len(self.view) - len(self.scale)), *self.scale)
 
     def _gathered(self, x: Tensor, value: Value) -> Tensor:
-        """Summed over what weight and bias are common to."""
+        """The sum over all dimensions that share weight and bias."""
         return lower(x, torch.Size(self.scale)).reshape(len(x), *value.tensor.shape)
 
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
@@ -170,13 +170,13 @@ class Embedding(Rule):
         into[0].add(aten.embedding_dense_backward(bar, places + first, k * size, -1, False).reshape(k, size, -1))
 
 
-FOLDS_ON = ("cuda",)  # kinds of devices; on a CPU one vector after another is faster, whose images fit the cache
+FOLDS_ON = ("cuda",)  # kinds of devices; on a CPU one vector after another is faster, since its images fit the cache
 
 
 class Convolution(Rule):
-    """The three bilinear forms of a convolution (`ritz.convolutions`), each of which the others are derivatives of.
+    """The three bilinear forms of a convolution (`ritz.convolutions`); the derivatives of each are the other two.
 
-    Where one factor alone depends on the vector, K vectors are K convolutions, or one with K times the channels.
+    If only one factor depends on the vector, K vectors take K convolutions, or one with K times the channels.
     """
 
     fresh = True
@@ -191,7 +191,7 @@ class Convolution(Rule):
         sizes = zip(
             tensor_of(self.x).shape[2:], padding, dilation, tensor_of(self.weight).shape[2:], stride, strict=True
         )
-        left = [(n + 2 * p - d * (w - 1) - 1) % s for n, p, d, w, s in sizes]  # of the image, that no window reaches
+        left = [(n + 2 * p - d * (w - 1) - 1) % s for n, p, d, w, s in sizes]  # pixels that no window reaches
         self.turned = stride, padding, dilation, True, left, groups
 
     def _ahead(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -205,12 +205,12 @@ class Convolution(Rule):
         return found
 
     def _in_x(self, bars: Tensor, weight: Tensor) -> Tensor:
-        """The gradient in x of cotangents (n, ...); `convolution_backward` would ask for an x of that many images."""
+        """The gradient in x of cotangents (n, ...); `convolution_backward` needs an x of as many images."""
         if self.folds:
             found: Tensor = aten.convolution(bars, weight, None, *self.turned)
             return found
         x = tensor_of(self.x)
-        return self._back(bars, x.new_empty(1).expand(len(bars), *x.shape[1:]), weight, 0)  # its shape alone is read
+        return self._back(bars, x.new_empty(1).expand(len(bars), *x.shape[1:]), weight, 0)  # only its shape is read
 
     def _ahead_by(self, weights: Tensor) -> Iterable[Tensor]:
         """The convolution of x with each of K weights."""
@@ -266,23 +266,23 @@ class Convolution(Rule):
         x, weight, _ = sinks_of(into, (self.x, self.weight, self.bias))
         if x is None or weight is None:
             return
-        bar = in_a_row(bars[0], self.out)  # that of all vectors
+        bar = in_a_row(bars[0], self.out)  # shared by all vectors
         for sink, found in zip((x, weight), self._bent(bar, dots[self.x], dots[self.weight]), strict=True):
             add_all(sink, found)
 
 
 def add_all(sink: Any, terms: Iterable[Tensor]) -> None:
-    """The terms of K vectors, which are the sink's: stacked, or one after another."""
+    """Add the terms of K vectors, which the sink may overwrite: stacked, or one after another."""
     sink.add(terms, own=True) if isinstance(terms, Tensor) else sink.add_each(terms)
 
 
 def has_channels_last(image: Tensor) -> bool:
-    """Whether the channels of images (n, c, ...) come last in memory, and could not be said to come first as well."""
+    """Whether images (n, c, ...) have their channels last in memory, and not also first."""
     return image.ndim == 4 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
 
 
 def kernels(number: int, images: Tensor, weight: Tensor) -> Tensor:
-    """A tensor in the shape and layout of so many kernels for images, of which nothing else is read."""
+    """A tensor with the shape and layout of so many kernels for images; its entries are never read."""
     last = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
     return torch.empty(
         (number, images.shape[1], *weight.shape[2:]), dtype=weight.dtype, device=weight.device,
@@ -291,9 +291,9 @@ def kernels(number: int, images: Tensor, weight: Tensor) -> Tensor:
 
 
 def in_a_row(images: Tensor, like: Tensor) -> Tensor:
-    """(k, n, c, ...) as k n images, or kernels, whose channels come last in memory if those of `like` do.
+    """(k, n, c, ...) as k n images, or kernels, with channels last in memory if `like` has them last.
 
-    torch would bring them into that layout as well, for each convolution and by a kernel that is far slower.
+    torch would convert them to that layout too, but again for each convolution and by a far slower kernel.
 
     Example:
         >>> last = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)
@@ -306,7 +306,7 @@ def in_a_row(images: Tensor, like: Tensor) -> Tensor:
 
 
 def side_by_side(images: Tensor, like: Tensor) -> Tensor:
-    """(k, n, c, ...) as one image, or kernel, of k c channels for each of n; they come last if those of `like` do.
+    """(k, n, c, ...) as n images, or kernels, of k c channels each; channels are last if `like` has them last.
 
     Example:
         >>> side_by_side(torch.arange(4.0).reshape(2, 1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten().tolist()
@@ -328,7 +328,7 @@ def laid_as(images: Tensor, like: Tensor) -> Tensor:
 
 
 class MaxPool(Rule):
-    """The largest of each window: a choice of elements of each plane."""
+    """The largest element of each window: a selection of elements of each plane."""
 
     fresh = True
 
@@ -337,7 +337,7 @@ class MaxPool(Rule):
         self.chosen = step.results[1].flatten(-2)
 
     def _back(self, bar: Tensor) -> Tensor:
-        """By torch's own kernel, which looks for each element into its windows and waits for no sum."""
+        """With torch's own kernel, where each element looks up its windows, instead of windows adding to elements."""
         how = [*self.step.args[1:], *([], 0, 1, False)[len(self.step.args) - 2 :]]
         like = self.value.new_empty(1).expand(len(bar) * len(self.value), *self.value.shape[1:])
         indices = self.step.results[1].expand(len(bar), *self.out.shape).flatten(0, 1)
@@ -377,7 +377,7 @@ VIEWS = frozenset({aten.view, aten.unsqueeze, aten.squeeze, aten.t, aten.transpo
 
 
 def rule_of(step: Step) -> Rule:
-    """The rule of an operation, at its values."""
+    """The rule of an operation at its values."""
     known = RULES.get(step.func.overloadpacket)
     if known is Matrices and step.kwargs:  # scaled
         return Other(step)

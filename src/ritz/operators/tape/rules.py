@@ -1,8 +1,8 @@
 """How single operations are differentiated, for K tangents or cotangents at a time.
 
-Tangents and cotangents have a leading dimension: k for those of k vectors, 1 for the gradient that they share.
-Operations that matter have a rule of their own; functions of single elements share one, whose derivatives are found by
-autograd at the value alone; all others are left to torch.func, one operation at a time.
+Tangents and cotangents have a leading dimension: k for those of k vectors, 1 for the gradient that they share. The most
+frequent operations have a rule of their own. Functions of single elements share one rule, which gets their derivatives
+from autograd. All other operations are differentiated by torch.func, one at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -16,25 +16,25 @@ from .sinks import product
 
 aten = torch.ops.aten
 Dots = Mapping["Value", Tensor]  # tangents (k, *shape)
-Bars = Sequence[Any]  # cotangents (k, *shape) of the results of an operation; None where nothing flows back
-Sinks = Sequence[Any]  # of the arguments that are values; None where it is not asked for
+Bars = Sequence[Any]  # cotangents (k, *shape) of the results of an operation; None for a result that has none
+Sinks = Sequence[Any]  # of the arguments that are values; None for those whose gradient is not needed
 
 
 class Untaped(RuntimeError):
-    """A forward pass that cannot be followed operation by operation."""
+    """A forward pass that cannot be recorded operation by operation."""
 
 
 class Hidden(Untaped):
-    """The same, because gradients are switched off or taken on the way: derivatives are known to autograd alone."""
+    """The model switches gradients off or computes them itself, so that only autograd knows the derivatives."""
 
 
 class Value:
     """A tensor that depends on the parameters.
 
     Attributes:
-        tensor: As it was when it was made.
+        tensor: The tensor as it was when it was computed.
         placed: Whether it is a parameter or a view of one, so that it has a place in the image.
-        stale: Whether its memory was written to by another name.
+        stale: Whether its memory was written to through another tensor.
     """
 
     __slots__ = ("placed", "stale", "tensor")
@@ -50,8 +50,8 @@ class Step:
         func: The operation.
         args, kwargs: Its arguments, with a `Value` for each tensor that depends on the parameters.
         inputs: These values, in order.
-        results: What it gave.
-        outs: The same as values, or None for what has no derivative.
+        results: Its results.
+        outs: The results as values; None for a result without a derivative.
     """
 
     __slots__ = ("args", "func", "inputs", "kwargs", "outs", "results")
@@ -66,7 +66,7 @@ class Step:
 class Rule(ABC):
     """The derivatives of one operation at its values."""
 
-    fresh = False  # whether what `push` gives is nobody else's, and is not asked for by `bend`
+    fresh = False  # whether `push` returns new tensors, which `bend` does not need
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -75,26 +75,26 @@ class Rule(ABC):
 
     @abstractmethod
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor | None]:
-        """Tangents of the results from those of the arguments; `spare` ones may be written over."""
+        """Tangents of the results from those of the arguments; if `spare`, the latter may be overwritten."""
 
     @abstractmethod
     def pull(self, bars: Bars, into: Sinks, spare: bool = False) -> None:
-        """What flows back to the arguments, from cotangents of the results."""
+        """Adds the gradients in the arguments, from cotangents of the results."""
 
     def bend(self, bars: Bars, dots: Dots, into: Sinks) -> None:  # noqa: B027  # most operations are linear
-        """How `pull` of the shared cotangents (1, ...) changes along the tangents; not at all where it is linear."""
+        """Adds the change of `pull` of the shared cotangents (1, ...) along the tangents; 0 for a linear operation."""
 
 
 class View(Rule):
-    """An operation that moves no element: what is a view of a parameter has its place in the image."""
+    """An operation that moves no element, so that a view of a parameter has a place in the image."""
 
     @abstractmethod
     def places(self, x: Tensor) -> Sequence[Tensor]:
-        """The same view of each of stacked tensors."""
+        """The same view of each tensor of a stack."""
 
 
 def tensor_of(x: Any) -> Tensor:
-    """An argument as it was."""
+    """The tensor of an argument."""
     return x.tensor if isinstance(x, Value) else x
 
 
@@ -105,7 +105,7 @@ def lift(dots: Tensor, ndim: int) -> Tensor:
 
 
 def lower(x: Tensor, shape: torch.Size) -> Tensor:
-    """The sum of (k, ...) over what was broadcast from `shape`."""
+    """The sum of (k, ...) over the dimensions that were broadcast from `shape`."""
     if x.shape[1:] == shape:
         return x
     return x.sum_to_size((len(x), *(1,) * (x.ndim - 1 - len(shape)), *shape)).reshape(len(x), *shape)
@@ -132,7 +132,7 @@ class Matrices(Rule):
 
     @property
     def walk(self) -> int:
-        """Multiplications for the tangent of what is no parameter, on its way through."""
+        """Number of multiplications for the tangents of the arguments that are not parameters."""
         between = sum(isinstance(x, Value) and not x.placed for x in (self.a, self.b))
         return between * tensor_of(self.a).numel() * tensor_of(self.b).shape[-1]
 
@@ -166,13 +166,13 @@ class Matrices(Rule):
 
 
 class Pointwise(Rule):
-    """A function of the elements of its arguments, broadcast: each derivative is one number for each element."""
+    """A function of single elements of its broadcast arguments: each derivative is one number for each element."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self.shape = self.out.shape
         one = self.out.new_ones(()).expand(self.shape)
-        # None is 1, which nothing is multiplied with
+        # None stands for 1, and saves a multiplication
         self.firsts: list[Tensor | None] = [None] * len(step.inputs)
         self.seconds: list[Sequence[Tensor | None]] = []
         if step.func is aten.add.Tensor and not step.kwargs:
@@ -196,7 +196,7 @@ class Pointwise(Rule):
 
     @property
     def straight(self) -> bool:
-        """Whether the tangents are not asked for again."""
+        """Whether `bend` does not need the tangents."""
         return all(curve is None for curves in self.seconds for curve in curves)
 
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
@@ -243,7 +243,7 @@ _STRAIGHT = {
 
 
 def filled(step: Step, tensors: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an operation with tensors in the places of its values."""
+    """The arguments of an operation, with tensors in place of its values."""
     waiting = list(tensors)
 
     def put(x: Any) -> Any:
@@ -320,11 +320,11 @@ class Parts(View):
                 part += bar
 
 
-_DIM = {aten.slice: 1, aten.select: 1, aten.split: 2, aten.split_with_sizes: 2, aten.unbind: 1}  # where it stands
+_DIM = {aten.slice: 1, aten.select: 1, aten.split: 2, aten.split_with_sizes: 2, aten.unbind: 1}  # position of `dim`
 
 
 class Expanded(Rule):
-    """Elements that stand in several places; none for a copy."""
+    """expand, and copies: an element may occur in several places."""
 
     def push(self, dots: Dots, spare: bool = False) -> Sequence[Tensor]:
         dot = dots[self.step.inputs[0]]
@@ -342,7 +342,7 @@ class Reduced(Rule):
         given = step.args[1] if len(step.args) > 1 else None
         ndim = self.value.ndim
         dims = [given] if isinstance(given, int) else given or range(ndim)
-        self.dims = [d % ndim for d in dims] if ndim else []  # torch has a dimension 0 of a single number, too
+        self.dims = [d % ndim for d in dims] if ndim else []  # torch accepts dimension 0 for a single number, too
         number = max(1, self.value.numel())  # an expert may have no inputs
         self.scale = self.out.numel() / number if step.func.overloadpacket is aten.mean else 1.0
 
@@ -361,7 +361,7 @@ class Reduced(Rule):
 
 
 class Other(Rule):
-    """Any operation, by torch.func."""
+    """Any other operation, by torch.func."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -403,7 +403,7 @@ class Other(Rule):
         def along(*tangents: Tensor) -> tuple[Tensor, ...]:
             return torch.func.jvp(back, self.values, tangents)[1]  # type: ignore[no-any-return]
 
-        with torch.enable_grad():  # else some backward passes (solve's, det's) go by formulas of no derivative
+        with torch.enable_grad():  # without it, some backward passes (of solve, det) use formulas without a derivative
             bent = torch.func.vmap(along)(*self._tangents(dots))
         for sink, found in zip(into, bent, strict=True):
             sink.add(found)

@@ -1,4 +1,4 @@
-"""Sums of what flows back to a value, (k, *shape): on the way, or at the place of a parameter in the image."""
+"""Sums of the gradients in a value, (k, *shape): of their own, or at the place of a parameter in the image."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from ..pages import in_large_pages
 
-# Results of so many rows and so few columns are slow in the libraries of CPUs (docs/speed.md, the network "narrow").
+# Products with so many rows and so few columns are slow in CPU libraries (docs/speed.md, the network "narrow").
 TALL, NARROW = 64, 16
 
 
 class Sink:
-    """Where what flows back to one value is added up.
+    """Accumulates the gradients in one value.
 
     Example:
         >>> sink = Sink()
@@ -26,10 +26,10 @@ class Sink:
 
     def __init__(self, total: Tensor | None = None) -> None:
         self.total = total
-        self.own = False  # whether the sum is nobody else's, and may be added to in its place
+        self.own = False  # whether nothing else uses the tensor of the sum, so that terms can be added in place
 
     def add(self, x: Tensor, own: bool = False) -> None:
-        """A term, which is this sink's to write to or not."""
+        """Add a term; with `own` this sink may later write to it."""
         if self.total is None:
             self.total, self.own = x, own
         elif self.own:
@@ -38,7 +38,7 @@ class Sink:
             self.total, self.own = self.total + x, True
 
     def add_each(self, terms: Iterable[Tensor]) -> None:
-        """A term of one vector after another: never all of them at once where there is a sum already."""
+        """Add the terms of the vectors one after another, so that an existing sum does not need all of them at once."""
         if self.total is None or not self.own:
             self.add(torch.stack(list(terms)), own=True)
             return
@@ -46,7 +46,7 @@ class Sink:
             one += term
 
     def add_times(self, x: Tensor, y: Tensor, spare: bool = False) -> None:
-        """x * y, which broadcast have the shape of the sum; a spare x may be written over."""
+        """Add x * y, which is broadcast to the shape of the sum; if `spare`, x may be overwritten."""
         if self.total is None:
             self.total, self.own = (x.mul_(y) if spare else x * y), True
         elif self.own:
@@ -55,14 +55,14 @@ class Sink:
             self.total, self.own = torch.addcmul(self.total, x, y), True
 
     def add_product(self, a: Tensor, b: Tensor) -> None:
-        """a @ b, see `product`."""
+        """Add a @ b, see `product`."""
         if self.own:
             product(a, b, self.total, beta=1.0)
         else:
             self.add(product(a, b), own=True)
 
     def part(self, cut: Callable[[Tensor], Tensor], k: int, like: Tensor) -> Tensor:
-        """A view of some of the sum, to be added to."""
+        """A view of a part of the sum, to which the caller adds."""
         if self.total is None:
             self.total = like.new_zeros(k, *like.shape)
         elif not self.own:
@@ -74,7 +74,7 @@ class Sink:
 class Place(Sink):
     """The place of a parameter, or of a view of one, in the image.
 
-    The image comes as it is: what is written first overwrites it, and `close` clears what was not written at all.
+    The image is not initialised: the first term overwrites it, and `close` clears places that got no term.
 
     Example:
         >>> place = Place(torch.full((1, 4), torch.nan))
@@ -93,11 +93,11 @@ class Place(Sink):
 
     @property
     def root(self) -> "Place":
-        """The place of the parameter; none points to itself, which would hold the image until garbage is collected."""
+        """The place of the parameter. It does not refer to itself: the cycle would hold the image for some time."""
         return self if self.whole is None else self.whole.root
 
     def _open(self) -> float:
-        """0 where the place is to be overwritten, 1 where it is to be added to."""
+        """0 if the next term overwrites the place, 1 if it is added."""
         root = self.root
         if root.filled:
             return 1.0
@@ -127,16 +127,16 @@ class Place(Sink):
         return cut(self.total)
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """To be called after the last term."""
         if not self.root.filled:
             self.total.zero_()
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) -> Tensor:
-    """beta out + a @ b of stacked matrices, (k or 1, ..., n, m) and (k or 1, ..., m, p), into `out` where it is given.
+    """beta out + a @ b of stacked matrices, (k or 1, ..., n, m) and (k or 1, ..., m, p), into `out` if it is given.
 
-    A factor that is common to all is multiplied with all rows at once, or where these are few with all columns, and
-    nothing large is copied for its sake.
+    A factor that all share is multiplied with all rows at once, or with all columns if the result is narrow, so that
+    nothing large is copied.
 
     Example:
         >>> product(torch.ones(3, 2, 4), torch.ones(1, 4, 5)).shape
@@ -145,7 +145,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     k = max(len(a), len(b))
     if out is None:
         out, beta = in_large_pages(a.new_empty(k, *a.shape[1:-1], b.shape[-1])), 0.0
-    if out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a weight, seen through its transpose
+    if out.stride(-1) != 1 and out.stride(-2) == 1:  # the place of a transposed weight
         return product(b.mT, a.mT, out.mT, beta).mT
     if len(a) == 1 and out.ndim == 3 and _is_narrow(out):
         columns = b.mT.reshape(-1, b.shape[-2])
@@ -158,15 +158,15 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, beta: float = 0.0) 
     if out.ndim == 3:
         _multiply(a, b, out, beta)
         return out
-    for one, left, right in zip(out, a, b, strict=True):  # one stack of all would copy what is common
+    for one, left, right in zip(out, a, b, strict=True):  # a single stack would copy the shared factor
         _multiply(left, right, one, beta)
     return out
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor, beta: float) -> None:
-    """beta out + a @ b, of matrices or stacks of them, in the place of `out`.
+    """beta out + a @ b, of matrices or stacks of them, in place of `out`.
 
-    With beta 0 what was there may be no number, and compilers for a GPU take 0 times it all the same.
+    With beta 0, `out` is overwritten: it may contain NaN, which compilers for a GPU would multiply with 0.
     """
     if _is_narrow(out):
         _put((b.mT @ a.mT).mT, out, beta)
@@ -177,7 +177,7 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, beta: float) -> None:
 
 
 def _is_narrow(out: Tensor) -> bool:
-    """Whether a result is better computed as its transpose, (a b)' = b' a', of few rows that are long."""
+    """Whether a result is faster to compute as its transpose, (a b)' = b' a', which has few, long rows."""
     rows, columns = out.shape[-2:]
     return columns <= NARROW and rows >= TALL and out.stride(-1) == 1 and out.device.type == "cpu"
 

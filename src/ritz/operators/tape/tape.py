@@ -1,4 +1,4 @@
-"""The walks along a tape."""
+"""A tape and its traversals."""
 
 import copy
 from collections import Counter
@@ -54,13 +54,13 @@ class Tape:
         self._shared: tuple[Tensor, Dots] | None = None  # a gradient in the outputs, and in every value
 
     def by(self, rules: Sequence[Rule], end: Value) -> "Tape":
-        """The way from the same parameters to the same outputs by other operations."""
+        """A tape with the same parameters and outputs, but other operations between them."""
         other = copy.copy(self)
         other._wind(rules, end)
         return other
 
     def push(self, rows: Rows, keep: bool = False) -> tuple[Tensor, Dots]:
-        """J v (k, *out.shape) for each row v, and the tangents of all values, if they are to be kept."""
+        """J v (k, *out.shape) for each row v, and with `keep` the tangents of all values."""
         dots: Dots = {value: rows[name] for name, value in self._leaves.items()}
         for rule, done, spare in zip(self.rules, self._last, self._spare, strict=True):
             found = rule.push(dots, spare)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Tape:
         Args:
             bars: The tangents u of g, (k, *out.shape).
             bar: The gradient g of a number in the outputs.
-            dots: What `push` kept of the rows v; it is used up.
+            dots: The tangents that `push` kept for the rows v; this call uses them up.
             into: (k, *shape) tensors by name.
         """
         if self._shared is None or not torch.equal(self._shared[0], bar):
@@ -90,7 +90,7 @@ class Tape:
         self._back(bars, into, self._shared[1], dots)
 
     def between(self, bars: Tensor, wanted: Container[Value | None] | None = None) -> Dots:
-        """What flows back to the values between, all or the wanted ones, (k, *shape); parameters are not asked."""
+        """Gradients (k, *shape) in the intermediate values, all or the wanted ones, but not in the parameters."""
         sinks: dict[Value | None, Sink] = {self.end: Sink(bars)}
         for rule in reversed(self.rules):
             outs = [sinks[v].total if v in sinks else None for v in rule.step.outs]
@@ -133,12 +133,12 @@ class Tape:
 
     @property
     def placed(self) -> bool:
-        """Whether all parameters have a place in the image, and the outputs are none of them."""
+        """Whether all parameters have a place in the image, and the output is not itself a parameter."""
         return self.end is not None and not self.end.placed and all(v.placed for v in self._leaves.values())
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
+        """Bytes of all tensors that the tape holds."""
         held = [v.tensor for rule in self.rules for v in (*rule.step.inputs, *rule.step.outs) if v is not None]
         held += [x for rule in self.rules for x in vars(rule).values() if isinstance(x, Tensor)]
         held += self._shared[1].values() if self._shared is not None else ()
@@ -147,7 +147,7 @@ class Tape:
 
 
 def is_placed(rule: Rule) -> TypeGuard[View]:
-    """Whether it is a view of a parameter, whose gradient has a place."""
+    """Whether the operation is a view of a parameter, whose gradient has a place in the image."""
     first = rule.step.outs[0]
     return isinstance(rule, View) and first is not None and first.placed
 
@@ -164,7 +164,7 @@ def _needed(steps: Sequence[Step], end: Value | None) -> list[Step]:
 
 
 def _last_uses(rules: Sequence[Rule], end: Value | None) -> list[list[Value]]:
-    """For each rule the values that none after it asks for."""
+    """For each rule, the values that no later rule needs."""
     seen: set[Value | None] = {end}
     found = []
     for rule in reversed(rules):
@@ -175,7 +175,7 @@ def _last_uses(rules: Sequence[Rule], end: Value | None) -> list[list[Value]]:
 
 
 def _spare(rules: Sequence[Rule], end: Value | None) -> list[bool]:
-    """For each rule whether it may write over the tangents of its argument: they are its alone, and not asked again."""
+    """For each rule, whether it may overwrite the tangents of its argument: nothing else shares or needs them."""
     uses = Counter(v for rule in rules for v in rule.step.inputs)
     alone: set[Value | None] = set()
     found = []

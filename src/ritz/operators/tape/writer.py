@@ -1,9 +1,9 @@
-"""Writes down the operations of a forward pass that depend on the parameters.
+"""Records the operations of a forward pass that depend on the parameters.
 
-It looks from below autograd, where there is nothing but operations on plain tensors, and anew at each pass: what a
-model does in Python may change with its data. Two things cannot be told from there, and are refused: code that runs
-with gradients switched off, which may be the inside of a custom autograd function, and a model that takes gradients
-itself. Complex numbers are refused as well, whose derivatives have conventions of their own.
+It works below autograd, where all operations are on plain tensors, and records each pass anew, because what a model
+does in Python may change with its data. Two kinds of code look the same at this level, and are refused: code that runs
+with gradients switched off, which may be the inside of a custom autograd function, and models that compute gradients
+themselves. Complex numbers are refused as well, since their derivatives have conventions of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _SHAPES_ONLY = {
 
 
 class Writer(TorchDispatchMode):
-    """Inside, operations on what depends on the parameters are written down.
+    """A context that records operations on tensors that depend on the parameters.
 
     Example:
         >>> w = torch.ones(2)
@@ -49,23 +49,24 @@ class Writer(TorchDispatchMode):
         return value
 
     def find(self, x: Tensor) -> Value | None:
-        """What a tensor is known as; None for a constant.
+        """The value of a tensor; None for a constant.
 
         Raises:
-            Untaped: If that cannot be told.
+            Untaped: If it is not known which of the two it is.
         """
         value = self._values.get(id(x))
         if value is None:
             if x.untyped_storage()._cdata in self._sharing:
-                raise Untaped("a tensor shares its memory with one that depends on the parameters, in a hidden way")
+                raise Untaped("a tensor shares memory with one that depends on the parameters, by an unknown operation")
         elif value.stale:
             raise Untaped(
-                "a tensor is read whose memory was written to under another name, or by the statistics of a norm"
+                "the memory of a tensor was written to through another tensor before it was read, or it is a statistic "
+                "of a norm"
             )
         return value
 
     def check(self) -> None:
-        """At the end: refuse if a constant was written to after it was read."""
+        """To be called at the end: refuse if a constant was written to after it was read."""
         if any(x._version != before for x, before in self._read):
             raise Untaped("a constant is written to after it was used")
 
@@ -93,7 +94,7 @@ class Writer(TorchDispatchMode):
     def _known(self, x: Any, inputs: list[Value], constants: list[Tensor]) -> Any:
         """An argument with values in the places of tensors that are followed; tensors are told apart by the way.
 
-        No function inside another: one that calls itself is a ring, and would hold the whole tape.
+        It is a method, because a nested function that calls itself is a reference cycle, which would hold the tape.
         """
         if isinstance(x, list | tuple):
             return [self._known(y, inputs, constants) for y in x]
@@ -115,7 +116,7 @@ class Writer(TorchDispatchMode):
             raise Untaped(f"{func} draws random numbers")
 
     def _before(self, func: Any, target: Tensor, value: Any) -> Any:
-        """What an operation in place is about to write over, kept as it is; by its other names it is stale."""
+        """A copy of the value that an operation in place will overwrite; other tensors with its memory become stale."""
         name = func.overloadpacket.__name__
         if not name.endswith("_") or not hasattr(getattr(aten, name[:-1], None), func._overloadname):
             raise Untaped(f"{name} writes to a tensor")
