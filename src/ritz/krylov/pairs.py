@@ -74,20 +74,22 @@ class EigenPairs(Result):
         """The first of the values: the largest eigenvalue, the smallest, or with "magnitude" max |lambda|.
 
         Of a pair that has converged, or is as good as the products are, the interval is that of the residual. A search
-        that was cut knows an eigenvalue within the residual, but not that it is the last one: what it may have missed
-        is bounded by the random start of its first window (`ritz.intervals.RandomStart`), and by nothing where that
-        had too few steps. In magnitude it may also have missed one of the other sign, beyond a pair that has converged.
+        that was cut knows an eigenvalue within the residual, which is the bracket, but not that it is the last one:
+        the interval reaches to what the random start of its first window may have missed
+        (`ritz.intervals.RandomStart`), which is far away after a few steps, and the convention calls the value a lower
+        bound. In magnitude it may also have missed one of the other sign, beyond a pair that has converged.
         """
         value, residual = float(self.values[0]), float(self.residuals[0])
         name = {"smallest": "smallest eigenvalue", "magnitude": "spectral norm"}.get(self.which, "largest eigenvalue")
         if self.which == "magnitude":
             value = abs(value)
         found = bool(self.converged[0]) and self.which != "magnitude"
+        bound = f"{'upper' if self.which == 'smallest' else 'lower'} bound of the " if self.cut and not found else ""
         return Estimate(
             name=name, value=value, exact=self.stop == "exact", products=self.products, seed=self.seed, stop=self.stop,
             bracket=(value - residual, value) if self.which == "smallest" else (value, value + residual),
             support=(0.0 if self.which == "magnitude" else -math.inf, math.inf),
-            rule=Exact() if found else self.rule, convention=f"{name}; {self.convention}",
+            rule=Exact() if found else self.rule, convention=f"{bound}{name}; {self.convention}",
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -108,9 +110,28 @@ class EigenPairs(Result):
         return ax
 
 
+def powers(values: Tensor, coefficients: Tensor, residuals: Tensor, width: int) -> tuple[int, float]:
+    """j and |A^j Q|_F^(1/j) for the first block Q of a Krylov space, from its Ritz pairs.
+
+    A power of A less than the number of block steps stays in the space. After one step it is A Q, partly outside.
+
+    Example:
+        >>> powers(torch.tensor([3.0, 4.0]), torch.eye(2), torch.zeros(2), width=2)
+        (1, 5.0)
+    """
+    power, scale = max(len(values) // width - 1, 1), float(values.abs().max())
+    if not scale:
+        return power, float(residuals.norm()) if len(values) <= width else 0.0
+    square = ((values / scale) ** (2 * power) * coefficients[:width].square().sum(0)).sum()
+    if len(values) <= width:
+        square = square + (residuals / scale).square().sum()
+    return power, scale * float(square) ** (0.5 / power)
+
+
 def from_random_rows(
-    which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float
-) -> IntervalRule:
+    which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float, power: int = 1,
+    powered: float = math.inf,
+) -> IntervalRule:  # fmt: skip
     """The interval of an extreme eigenvalue by what blocks of random rows have found before the first restart.
 
     The Krylov space of a block holds those of its rows: it is at least as good as the best of `width` runs.
@@ -121,12 +142,13 @@ def from_random_rows(
         width: Rows of the block.
         num_steps: Block steps.
         smallest, largest: Extreme Ritz values.
+        power, powered: Of the first block; see `powers`.
     """
 
     def bound(upper: bool) -> RandomStart:
         return RandomStart(
             dim=dim, num_steps=num_steps, num_probes=width, spread=largest - smallest, slack=0.0, largest=upper,
-            reach=largest if upper else smallest, locked=-math.inf if upper else math.inf,
+            reach=largest if upper else smallest, locked=-math.inf if upper else math.inf, power=power, powered=powered,
         )  # fmt: skip
 
     return Magnitude(bound(False), bound(True)) if which == "magnitude" else bound(which != "smallest")
