@@ -136,10 +136,10 @@ def _probe(out: Tensor) -> Tensor:
 
 
 def _only(calls: list[Capture]) -> Capture:
-    """The one call of the last layer."""
+    """The one call of the last layer that has chosen parameters."""
     if len(calls) != 1 or calls[0].input.ndim < 2:
         raise UnsupportedError(
-            f"the weight of the last layer is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so "
+            f"the weight of {calls[-1].name} is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so "
             "that its trace has no such form; use ritz.trace(ritz.GGN(risk).block(...))"
         )
     return calls[0]
