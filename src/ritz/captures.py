@@ -43,7 +43,6 @@ class Capture:
     buffers: Mapping[str, Tensor]  # as they were in the call
     place: Callable[[int, bool], Place | None] = _first  # of the samples, given their number; see `samples_first`
     apart: bool = True  # whether its rows are those of the samples, in their order, as far as was looked
-    picked: bool = False  # whether rows were picked by an index in this pass, as by the order of what is in them
 
     def samples_first(self, size: int, surely: bool = True) -> "Capture":
         """With the rows of each of `size` samples side by side in the first dimension, in the order of the samples.
@@ -91,8 +90,6 @@ def owners(model: nn.Module, names: tuple[str, ...]) -> dict[str, dict[str, str]
 # ----------------------------------------------------------------------------------- which rows are whose
 
 
-# nodes of the graph through which the rows of the next batch may go in another order
-_PICKING = ("Gather", "Index", "MaskedSelect", "Scatter", "Sort", "Take", "Topk")
 _BY_ROWS = nn.Linear | nn.LayerNorm | nn.Embedding  # samples may be in any dimension but the last of what they give
 
 
@@ -206,7 +203,6 @@ class Recorder:
         modules = dict(model.named_modules())
         self.held = {name: (modules[name], own) for name, own in owners(model, names).items()}
         self.calls: list[_Call] = []
-        self.picked = False  # see `Capture`
         self._places: list[Place | None] | None = None  # of the samples in each call, once looked at
         self._handles: list[RemovableHandle] = []
         self._eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -243,7 +239,6 @@ class Recorder:
         """Refuse a parameter that reaches the outputs other than through the calls of its modules."""
         reached = reachable(out)
         self.calls = [call for call in self.calls if call.edge.node in reached]
-        self.picked = any(node.name().startswith(_PICKING) for node in reached)
         calls = Counter(name for call in self.calls for name in call.params.values())
         for name, times in uses(out, leaves).items():
             if times != calls[name]:
@@ -260,7 +255,7 @@ class Recorder:
 
     def _capture(self, out: Tensor, number: int, grad: Tensor) -> Capture:
         call, place = self.calls[number], partial(self._place, out, number)
-        return Capture(call.name, call.module, call.input, grad, call.params, call.buffers, place, picked=self.picked)
+        return Capture(call.name, call.module, call.input, grad, call.params, call.buffers, place)
 
     def _place(self, out: Tensor, number: int, size: int, surely: bool) -> Place | None:
         """Where a call has the samples; by one backward pass more, for all calls, where the shapes do not tell."""

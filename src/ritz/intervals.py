@@ -337,6 +337,9 @@ class RandomStart:
     locked the starts run in what is left, and no eigenvalue lies further out than the further of `locked` and that
     bound, plus `slack`, the coupling between the two (Weyl). The other end is the Ritz value, which never overshoots.
     As many steps as there are dimensions reach all that there is.
+
+    A few steps do not get that far, but powers of the matrix are bounded by one block Q of the starts, if they are
+    orthonormal: |A|^j <= |A^j Q| / |Q'u|, where |Q'u|^2 of the eigenvector u is Beta(K / 2, (n - K) / 2).
     """
 
     dim: int
@@ -347,17 +350,28 @@ class RandomStart:
     locked: float  # the most extreme locked Ritz value on that side
     slack: float
     largest: bool  # bound the largest eigenvalue (else the smallest)
+    power: int = 1  # j
+    powered: float = math.inf  # |A^j Q|_F^(1/j); infinite if it is not known
 
     def bound(self, level: float) -> float:
         """What the eigenvalue exceeds with probability at most 1 - level."""
         log_odds = math.log(1.648 * math.sqrt(self.dim)) - math.log(1 - level) / self.num_probes
         eps = (log_odds / (2 * self.num_steps - 1)) ** 2 if self.num_steps < self.dim else 0.0
-        if eps >= 0.5 and (self.spread or self.num_steps == 1):  # too few steps to say anything
-            return math.inf if self.largest else -math.inf
+        if eps >= 0.5 and (self.spread or self.num_steps == 1):  # too few steps for the theorem
+            return self._by_powers(level) if self.largest else -self._by_powers(level)
         over = self.spread * eps / (1 - 2 * eps) if self.spread else 0.0
         if self.largest:
             return max(self.locked, self.reach + over) + self.slack
         return min(self.locked, self.reach - over) - self.slack
+
+    def _by_powers(self, level: float) -> float:
+        """What |A| exceeds with probability at most 1 - level."""
+        from scipy.stats import beta
+
+        if not math.isfinite(self.powered):
+            return math.inf
+        least = float(beta.ppf(1 - level, self.num_probes / 2, (self.dim - self.num_probes) / 2))  # of |Q'u|^2
+        return self.powered * least ** (-0.5 / self.power) if least else math.inf
 
     def interval(self, value: Number, stderr: Number, bracket: Pair, level: float) -> Pair:
         """From the Ritz value to the bound."""

@@ -207,13 +207,33 @@ class Sorts(nn.Module):
         return self.last(torch.relu(self.first(x[order])))[order.argsort()]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 6])
-def test_samples_that_a_model_sorts_keep_their_own_traces(size):
+class SortsByMatrix(Sorts):
+    """The same by a permutation matrix: no operation of it picks rows."""
+
+    def forward(self, x):
+        order = torch.eye(len(x)).to(x)[x[:, 0].argsort()]
+        return order.T @ self.last(torch.relu(self.first(order @ x)))
+
+
+class Turns(Sorts):
+    """The same by turning the batch round, or not."""
+
+    def forward(self, x):
+        turned = x.flip(0) if x[0, 0] > x[-1, 0] else x
+        out = self.last(torch.relu(self.first(turned)))
+        return out if turned is x else out.flip(0)
+
+
+@pytest.mark.parametrize("sorting", [Sorts, SortsByMatrix, Turns])
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 12])
+def test_samples_that_a_model_sorts_keep_their_own_traces(size, sorting):
     """Also where few samples have few orders, and where those of the first batch are in order already."""
-    model, X, y = randomised(Sorts()), data(24, 4), labels(24)
+    model, X, y = randomised(sorting()), data(24, 4), labels(24)
     X[:size] = X[X[:size, 0].argsort()]
-    found = sample_traces(Risk(model, CE, (X, y), batch_size=size), method="exact").value
-    torch.testing.assert_close(found, true_traces(model, CE, X, y), rtol=1e-9, atol=1e-12)
+    for replay in (None, True):
+        risk = Risk(model, CE, (X, y), batch_size=size, plan=Plan(replay=replay))
+        found = sample_traces(risk, method="exact").value
+        torch.testing.assert_close(found, true_traces(model, CE, X, y), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("largest", [1, 2_000, 1 << 24])

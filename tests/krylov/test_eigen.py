@@ -220,10 +220,20 @@ def test_the_interval_of_a_converged_pair_is_its_residual():
 
 
 @pytest.mark.filterwarnings("ignore::ritz.errors.NumericalWarning")
-def test_few_steps_bound_nothing_from_above():
-    pairs = top_eigenpairs(DenseOperator(matrix(torch.linspace(-2, 2, 200))), 1, max_products=8)
-    assert pairs.extreme.interval() == (float(pairs.values[0]), float("inf"))
-    assert not pairs.converged.any()
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("limit", [8, 12, 16, 20])
+def test_few_steps_bound_what_they_missed_and_call_their_value_a_bound(limit, which):
+    """An outlier that few random starts see little of; the residual alone told of eigenvalues of the bulk."""
+    spectrum = torch.cat([torch.linspace(-1, 1, 400, dtype=f64), torch.tensor([-9.0, 9.0], dtype=f64)])
+    op = FunctionOperator(lambda V: spectrum[:, None] * V, len(spectrum), f64)
+    held, side = 0, "upper" if which == "smallest" else "lower"
+    for seed in range(100):
+        top = top_eigenpairs(op, 1, which, max_products=limit, seed=seed).extreme
+        low, high = top.interval()
+        held += low <= (-9 if which == "smallest" else 9) <= high + 1e-12
+        assert 9 < high - low + abs(top.value) < 1000
+        assert top.convention.startswith(f"{side} bound of the {top.name}")
+    assert held >= 93
 
 
 def test_a_small_matrix_on_a_smaller_budget_is_searched():

@@ -161,8 +161,8 @@ def _check_shift(s: "Spectrum", shift: float) -> float:
     least = NOISE_MARGIN * max(s.noise * float(s.spectral_norm.value), s.rounding)
     if shift < least:
         raise ValueError(
-            f"shift {shift:g} is lost in the round-off of the products; give at least {least:.2g}, or "
-            "dtype=torch.float64"
+            f"shift {shift:g} is lost in the round-off of the products; give at least {least:.2g} (to ritz.measure, "
+            "which takes 1 / (N sigma^2), a smaller sigma=), or dtype=torch.float64"
         )
     return floor
 

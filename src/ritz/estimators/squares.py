@@ -25,7 +25,7 @@ from ..layers import SampleGradients, sample_gradients, without_rule
 from ..losses import CallableLoss, CrossEntropy, Loss
 from ..memory import is_shortage
 from ..risk import Params, Risk
-from ..space import random_uniform
+from ..space import random_permutation, random_uniform
 from .passes import replayed
 
 Cotangents = Callable[[Tensor], Iterable[Tensor]]  # outputs -> stacks (r, *out.shape)
@@ -87,27 +87,43 @@ class SquaredGradients(ABC):
         """
 
         def run(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-            if self.by_layer and batch.size in self._known:
+            if self.by_layer and batch.size in self._known and (self.risk.static or self._in_order(params, batch)):
                 return replayed(self.risk, name, lambda own: fn(params, own), batch)
             return fn(params, batch)
 
         return run
 
+    def _in_order(self, params: Params, batch: Batch) -> bool:
+        """Whether a recording may be used for this batch, too: nothing that it gives is looked at."""
+        if self.risk.replays and batch.size > 1:
+            scales = _scales(batch, self.risk.device)
+            try:
+                found = self.risk.captured(params, batch, lambda out: [_scaled(out, scales)])[1]
+                self.by_layer = not _moved(next(found), scales, self.risk.coarsest)
+            except UnsupportedError:  # another way through the layers
+                self.by_layer = False
+        return self.by_layer
+
     def _layers(self, params: Params, batch: Batch, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
-        parts = [] if batch.size in self._known else told_apart(batch.size, self.risk.device)
+        known = batch.size in self._known
+        parts = [] if known else told_apart(batch.size, self.risk.device)
+        # code of the user may order rows by what is in them, in a way that the first batch did not show
+        again = known and batch.size > 1 and not self.risk.static and not self.risk.replays
+        scales = _scales(batch, self.risk.device) if again else None
 
         def stacks(out: Tensor) -> Iterable[Tensor]:
             refuse_rows(out, batch)
-            return itertools.chain((asking(out, asked) for asked in parts), cotangents(out))
+            looks = (asking(out, asked) for asked in parts) if scales is None else [_scaled(out, scales)]
+            return itertools.chain(looks, cotangents(out))
 
         out, recorded = self.risk.captured(params, batch, stacks)
-        captures: list[Capture] = []
         for asked in parts:
             captures = next(recorded)
             _refuse_repeated(captures)
             _refuse_mixed(captures, asked)
-        if not any(capture.picked for capture in captures):
-            self._known.add(batch.size)
+        if scales is not None and (moved := _moved(next(recorded), scales, self.risk.coarsest)):
+            raise UnsupportedError(f"{moved} does not keep the samples in order")
+        self._known.add(batch.size)
         total = self._all([self._unused(p, batch.size) for p in params.values()])
         for captures in recorded:
             _refuse_repeated(captures)
@@ -256,6 +272,34 @@ def _refuse_mixed(captures: list[Capture], asked: Tensor) -> None:
     for capture in captures:
         if "first" not in places_of_samples(capture.module, capture.grad[0], asked):
             raise UnsupportedError(f"{capture.name} does not keep the samples in order")
+
+
+def _scales(batch: Batch, device: torch.device) -> Tensor:
+    """A factor for each sample, 1/16 to 16, in an order of chance: (size,)."""
+    return 2 ** (8 * random_permutation(batch.size, ("scales", batch.start), device) / batch.size - 4)
+
+
+def _scaled(out: Tensor, scales: Tensor) -> Tensor:
+    """Two cotangents (2, *out.shape) on the outputs of all samples; the second is the first times their factors."""
+    plain = asking(out, scales > 0)
+    return torch.cat([plain, plain * scales.to(plain).reshape(-1, *[1] * (out.ndim - 1))])
+
+
+def _moved(captures: list[Capture], scales: Tensor, dtype: torch.dtype) -> str:
+    """The layer whose rows are not the samples in their order, by the gradients for `_scaled` outputs; "" for none.
+
+    In rows of another sample, or of several, the second is another multiple of the first. It takes fewer passes than
+    telling all samples apart, and is enough where that was done in another batch.
+    """
+    for capture in captures:
+        grad = capture.grad.to(torch.promote_types(capture.grad.dtype, torch.float32))
+        if grad.shape[1] % len(scales):
+            return capture.name
+        plain, scaled = grad.reshape(2, len(scales), -1)
+        plain = plain * scales.to(plain)[:, None]
+        if not bool(((scaled - plain).norm(dim=1) <= _AGREE.get(dtype, 0.1) * plain.norm(dim=1)).all()):
+            return capture.name
+    return ""
 
 
 def refuse_rows(out: Tensor, batch: Batch) -> None:

@@ -28,7 +28,7 @@ from ..space import row_norms, row_products
 from .head import BlockSpace, Progress, dense_eigenpairs
 from .pairs import EigenPairs as EigenPairs
 from .pairs import Which as Which
-from .pairs import from_random_rows, reported, select, tolerance
+from .pairs import from_random_rows, powers, reported, select, tolerance
 
 Seen: TypeAlias = tuple[Tensor, Tensor, Tensor]  # Ritz values, coefficients on the rows, residuals
 
@@ -148,7 +148,8 @@ class _Search:
         self.restarts = self.kept = 0  # restarts so far; rows that the last one kept
         self.best, self.stale = float("inf"), 0  # least residual at the end of a window; windows since it last fell
         self.seen: Seen | None = None  # the last Ritz values
-        self.first = (0, 0.0, 0.0)  # block steps and extreme Ritz values at the last look before any restart
+        # block steps, extreme Ritz values and powers of the first block at the last look before any restart
+        self.first: tuple[Any, ...] = (0, 0.0, 0.0)
 
     def run(self) -> EigenPairs:
         """Cycles until converged, out of products, or at the noise of the product; what is known if they are cut."""
@@ -173,7 +174,8 @@ class _Search:
             wanted = select(values, min(self.k, len(values)), self.which)
             norm = float(values.abs().max())
             if not self.restarts:
-                self.first = (self.space.known // self.block, float(values[0]), float(values[-1]))
+                ends = float(values[0]), float(values[-1])
+                self.first = (self.space.known // self.block, *ends, *powers(*self.seen, self.block))
             if enough and self.noise is None:
                 self.noise = self._measure_noise(coefficients[:, values.abs().argmax()], norm)
                 # the noise is also in the recurrence, whose residuals cannot fall below it

@@ -73,20 +73,22 @@ class EigenPairs(Result):
         """The first of the values: the largest eigenvalue, the smallest, or with "magnitude" max |lambda|.
 
         If the pair has converged, or is as good as the products allow, the interval is that of the residual. If the
-        search was cut, an eigenvalue lies within the residual, but others may lie further out. The random start of the
-        first window bounds them (`ritz.intervals.RandomStart`), unless that window had too few steps. With "magnitude",
-        the search may also have missed an eigenvalue of the other sign that is larger than a pair that has converged.
+        search was cut, an eigenvalue lies within the residual, which is the bracket, but others may lie further out.
+        The random start of the first window bounds them (`ritz.intervals.RandomStart`): the interval ends there, which
+        is far away after a few steps, and the convention calls the value a lower bound. With "magnitude", the search
+        may also have missed an eigenvalue of the other sign that is larger than a pair that has converged.
         """
         value, residual = float(self.values[0]), float(self.residuals[0])
         name = {"smallest": "smallest eigenvalue", "magnitude": "spectral norm"}.get(self.which, "largest eigenvalue")
         if self.which == "magnitude":
             value = abs(value)
         found = bool(self.converged[0]) and self.which != "magnitude"
+        bound = f"{'upper' if self.which == 'smallest' else 'lower'} bound of the " if self.cut and not found else ""
         return Estimate(
             name=name, value=value, exact=self.stop == "exact", products=self.products, seed=self.seed, stop=self.stop,
             bracket=(value - residual, value) if self.which == "smallest" else (value, value + residual),
             support=(0.0 if self.which == "magnitude" else -math.inf, math.inf),
-            rule=Exact() if found else self.rule, convention=f"{name}; {self.convention}",
+            rule=Exact() if found else self.rule, convention=f"{bound}{name}; {self.convention}",
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -107,9 +109,28 @@ class EigenPairs(Result):
         return ax
 
 
+def powers(values: Tensor, coefficients: Tensor, residuals: Tensor, width: int) -> tuple[int, float]:
+    """j and |A^j Q|_F^(1/j) for the first block Q of a Krylov space, from its Ritz pairs.
+
+    A power of A less than the number of block steps stays in the space. After one step it is A Q, partly outside.
+
+    Example:
+        >>> powers(torch.tensor([3.0, 4.0]), torch.eye(2), torch.zeros(2), width=2)
+        (1, 5.0)
+    """
+    power, scale = max(len(values) // width - 1, 1), float(values.abs().max())
+    if not scale:
+        return power, float(residuals.norm()) if len(values) <= width else 0.0
+    square = ((values / scale) ** (2 * power) * coefficients[:width].square().sum(0)).sum()
+    if len(values) <= width:
+        square = square + (residuals / scale).square().sum()
+    return power, scale * float(square) ** (0.5 / power)
+
+
 def from_random_rows(
-    which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float
-) -> IntervalRule:
+    which: Which, dim: int, width: int, num_steps: int, smallest: float, largest: float, power: int = 1,
+    powered: float = math.inf,
+) -> IntervalRule:  # fmt: skip
     """The interval of an extreme eigenvalue from the block of random rows before the first restart.
 
     The Krylov space of a block contains those of its rows, so it is at least as good as the best of `width` runs.
@@ -120,12 +141,13 @@ def from_random_rows(
         width: Rows of the block.
         num_steps: Block steps.
         smallest, largest: Extreme Ritz values.
+        power, powered: Of the first block; see `powers`.
     """
 
     def bound(upper: bool) -> RandomStart:
         return RandomStart(
             dim=dim, num_steps=num_steps, num_probes=width, spread=largest - smallest, slack=0.0, largest=upper,
-            reach=largest if upper else smallest, locked=-math.inf if upper else math.inf,
+            reach=largest if upper else smallest, locked=-math.inf if upper else math.inf, power=power, powered=powered,
         )  # fmt: skip
 
     return Magnitude(bound(False), bound(True)) if which == "magnitude" else bound(which != "smallest")

@@ -152,3 +152,12 @@ def test_a_loss_whose_hessian_is_weighted_otherwise_is_refused(loss):
     risk = ritz.Risk(nn.Linear(3, 1 if binary else 2), loss, (x, y.double()[:, None] if binary else y))
     with pytest.raises(UnsupportedError, match="has other weights than its mean"):
         aceht_features(risk)
+
+
+def test_a_weight_that_two_layers_share_is_named_by_its_layers_though_neither_is_the_last():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3, bias=False), nn.Linear(3, 2))
+    model[2].weight = model[0].weight
+    data = torch.ones(2, 3), torch.tensor([0, 1])
+    risk = ritz.Risk(model, nn.CrossEntropyLoss(), data, params="0.weight")
+    with pytest.raises(UnsupportedError, match=r"^the weight of 2 is used 2 times \(by 0, 2\)"):
+        aceht_features(risk)

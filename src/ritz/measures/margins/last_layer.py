@@ -138,11 +138,11 @@ def _probe(out: Tensor) -> Tensor:
 
 
 def _only(calls: list[Capture]) -> Capture:
-    """The one call of the last layer."""
+    """The one call of the last layer that has chosen parameters."""
     if len(calls) != 1 or calls[0].input.ndim < 2:
         raise UnsupportedError(
-            f"the weight of the last layer is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so the "
-            "formula for its trace fails; use ritz.trace(ritz.GGN(risk).block(...))"
+            f"the weight of {calls[-1].name} is used {len(calls)} times (by {', '.join(c.name for c in calls)}), so "
+            "the formula for its trace fails; use ritz.trace(ritz.GGN(risk).block(...))"
         )
     return calls[0]
 

@@ -205,6 +205,10 @@ def sigma_search(
     logarithmic scale with the same draws at each step. The value is the lower end of the bracket; its standard error
     comes from that of the mean accuracy over draws.
 
+    At a nominal 95 %, the interval covers 94 to 97 % for a network with 200 items, with 4 or 10 draws. It covers less
+    with so few items that a single mistake costs as much accuracy as `drop`: with 11 items and a drop of 0.1, 68 % with
+    4 draws, 71 to 80 % with 10 and 85 % with 30, since the draws in which a mistake happens are few.
+
     Args:
         risk: The solution on its training data.
         drop: How much accuracy may be lost.

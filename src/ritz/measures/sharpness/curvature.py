@@ -177,7 +177,8 @@ def layer_spectral_norms(
     is positive semi-definite.
 
     Each value is a lower bound. The interval extends upwards by the residual, or if `max_products` cut the search
-    short, to the bound of its random start (`EigenPairs.extreme`), which is infinite after a few steps.
+    short, to the bound of its random start (`EigenPairs.extreme`), which is far away after a few steps. The bracket is
+    that of the residual in any case: it holds an eigenvalue, of a search that was cut not surely the largest.
 
     Args:
         operator: The matrix.
@@ -201,11 +202,13 @@ def layer_spectral_norms(
     for name in operator.space.names:
         groups.setdefault(name.rpartition(".")[0] or "root", []).append(glob.escape(name))
     parts: dict[str, Estimate] = {}
+    cut = False
     kept, search = as_checkpoint(checkpoint), partial(top_eigenpairs, k=1, which="magnitude", tol=tol, seed=seed)
     for done, (module, names) in enumerate(groups.items(), 1):
         block = operator.block(names)
         pairs = search(block, max_products=max_products, checkpoint=None if kept is None else kept.within(module))
-        text = f"max |lambda| of the diagonal block of {module}; {pairs.convention}"
+        cut |= pairs.cut
+        text = f"{'lower bound of ' * pairs.cut}max |lambda| of the diagonal block of {module}; {pairs.convention}"
         parts[module] = replace(pairs.extreme, name=f"spectral norm of {module}", convention=text)
         if progress is not None:
             progress(done, len(groups))
@@ -216,7 +219,8 @@ def layer_spectral_norms(
         top, name="layer spectral norm", bracket=(top.value, highest), products=sum(p.products for p in parts.values()),
         rule=rules[0] if len(rules) == 1 else Hull(rules), exact=all(part.exact for part in parts.values()),
         stop=", ".join(sorted({p.stop for p in parts.values()})), parts=parts,
-        convention=f"largest of max |lambda| over {len(parts)} diagonal blocks, a module each; {operator.convention()}",
+        convention=f"{'lower bound of the ' * cut}largest of max |lambda| over {len(parts)} diagonal blocks, a module "
+        f"each; {operator.convention()}",
     )  # fmt: skip
 
 
