@@ -38,8 +38,8 @@ _OURS = re.compile(r"[\w-]+-\d{6}\.(json|safetensors)|.*\.part")
 _RANKS = re.compile(r"rank-\d+-of-(\d+)")  # folders of ranks that work together
 _NAMED = 4  # differences that are shown
 
-Settled: TypeAlias = Mapping[str, Callable[[], Any]]
-State: TypeAlias = tuple[Mapping[str, Any], Settled]  # what changes; what is written once, each made when it is
+Settled: TypeAlias = Mapping[str, Any]
+State: TypeAlias = tuple[Mapping[str, Any], Settled]  # what changes; what is written once, or what gives it
 
 _open: set[Path] = set()  # folders at work in this process, which a lock that names the process does not keep apart
 
@@ -187,7 +187,7 @@ class Saved:
         """Save now. What is settled and there already is not written again; what is not named any more is removed."""
         tree = {**latest, "choices": self.about()}
         with _together(self.world, "writing the checkpoint"), _explained(self.folder):
-            self._write_parts({LATEST: lambda: tree, **(settled or {})})
+            self._write_parts({LATEST: tree, **(settled or {})})
         self._clean()
         self.latest = {"result": tree.get("result"), "choices": tree["choices"]}  # the rest would hold its memory
         self._saved = self._met = time.monotonic()
@@ -199,7 +199,7 @@ class Saved:
         for name, content in contents.items():
             if name not in parts:
                 parts[name] = f"{name}-{self.number:06d}"
-                save(content(), self.folder / parts[name])
+                save(content() if callable(content) else content, self.folder / parts[name])
         self._write_manifest(parts)
 
     @property

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -286,7 +285,7 @@ class _Run:
             "rows": self.rows, "previous": self.previous, "scale": self.scale, "alpha": self.alpha, "beta": self.beta,
             "layers": self.layers, "matrices": list(self.matrices.values()),
         }  # fmt: skip
-        return latest, {_basis(step): partial(_as_is, rows) for step, rows in enumerate(self.basis or ())}
+        return latest, {_basis(step): rows for step, rows in enumerate(self.basis or ())}
 
     def _restore(self, saved: Saved) -> None:
         """Go to where the saved state is, with tensors at addresses as fresh ones have them."""
@@ -392,7 +391,3 @@ class _Run:
 
 def _basis(step: int) -> str:
     return f"rows-{step}"
-
-
-def _as_is(rows: Tensor) -> Tensor:
-    return rows

@@ -1,7 +1,5 @@
 """Products that are kept one by one, for estimators that need but few of them."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -54,13 +52,9 @@ class Journal(Metered):
         return image
 
     def _state(self) -> State:
-        settled = {_name(i): partial(_as_is, image) for i, image in enumerate(self._images)}
+        settled = {_name(i): image for i, image in enumerate(self._images)}
         return {"images": len(self._images)}, settled
 
 
 def _name(number: int) -> str:
     return f"image-{number}"
-
-
-def _as_is(image: Tensor) -> Tensor:
-    return image

@@ -108,16 +108,16 @@ class KrylovRun:
         }  # fmt: skip
         return latest, dict(self._settled())
 
-    def _settled(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def _settled(self) -> Iterator[tuple[str, Any]]:
         """What does not change any more."""
         if self._space is not None:
             for at, rows in self._space.blocks(HEAD_BLOCK):
-                yield _block(at), lambda rows=rows: rows  # type: ignore[misc]
+                yield _block(at), rows
         if self.head is not None:
-            yield "head", lambda: self.head
+            yield "head", self.head
         if self.tail is not None and self.tail.basis is not None:
             for step, rows in enumerate(self.tail.basis):
-                yield _basis(len(self.tails), step), lambda rows=rows: rows  # type: ignore[misc]
+                yield _basis(len(self.tails), step), rows
 
     # --------------------------------------------------------------------------------------- head and noise
 

@@ -11,7 +11,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias, get_args
 
 import torch
@@ -307,9 +306,9 @@ class _Search:
         """All that a resumed run needs; rows, which do not change until the next restart, are written once."""
         latest = {name: getattr(self, name) for name in _STATE}
         latest |= {"products": self.op.products, "space": self.space.state(), "seen": self.seen}
-        settled = {self._rows(at): partial(_as_is, rows) for at, rows in self.space.blocks(self.block, self.kept)}
+        settled = {self._rows(at): rows for at, rows in self.space.blocks(self.block, self.kept)}
         if self.kept:
-            settled[self._rows(0)] = partial(_as_is, self.space.rows[: self.kept])
+            settled[self._rows(0)] = self.space.rows[: self.kept]
         return latest, settled
 
     def _rows(self, at: int) -> str:
@@ -336,7 +335,7 @@ class _Search:
             self.op.products = latest["products"]
 
         def keep(blocks: list[Tensor]) -> None:
-            settled = {_dense(i): partial(_as_is, rows) for i, rows in enumerate(blocks)}
+            settled = {_dense(i): rows for i, rows in enumerate(blocks)}
             self.saved.point(lambda: ({"dense": len(blocks), "products": self.op.products}, settled))
 
         values, rows, images = dense_eigenpairs(self.op, before, keep)
@@ -394,10 +393,6 @@ class _Search:
 
 def _dense(number: int) -> str:
     return f"dense-{number}"
-
-
-def _as_is(rows: Tensor) -> Tensor:
-    return rows
 
 
 def _cut(error: Exception) -> str:
