@@ -266,7 +266,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Run | None:
         ...     print(empty)
         ...     check_folder(folder)
         Traceback (most recent call last):
-        ValueError: ... holds thesis.tex and no run; name another folder with --out, nothing was written
+        ValueError: ... contains thesis.tex but no run; name another folder with --out, nothing was written
     """
     path = Path(folder)
     if path.exists() and not path.is_dir():
