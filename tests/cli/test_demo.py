@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -164,6 +165,7 @@ def test_version_prints_the_version(capsys):
         (Estimate(name="x", value=-0.2, stderr=3.0, rule=StudentT(7)), "0±3"),
         (Estimate(name="x", value=14.8, exact=True), "14.80"),
         (Estimate(name="x", value=5.2632, bracket=(5.2632, 5.2651), rule=Exact()), "5.2632+0.0019"),
+        (Estimate(name="x", value=5.2632, bracket=(5.2632, math.inf), rule=Exact()), "≥5.263"),
         (Estimate(name="x", value=0.0, stderr=0.0), "0.000"),
     ],
 )

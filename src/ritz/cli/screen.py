@@ -207,7 +207,8 @@ def cell(estimate: "Estimate") -> str:
     if estimate.bracket is not None:
         error, sign = float(estimate.interval()[1]) - value, "+"
     if not error > 0 or not math.isfinite(error):
-        return f"{value:#.4g}"
+        open_above = sign == "+" and error == math.inf
+        return f"{'≥' * open_above}{value:#.4g}"
     size = math.floor(math.log10(error))
     places = max(-size + (error < 2 * 10.0**size), 0)
     most = max(4 - math.floor(math.log10(max(abs(value), error))), 0)
