@@ -17,6 +17,7 @@ from . import (
     theory_sampling,
     theory_scaling,
     theory_sharpness,
+    theory_steps,
     theory_theorem,
 )
 from .base import Claim, claims_table
@@ -91,15 +92,15 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     ),
     DAMPING: (
         theory_damping.shrinkage,
-        theory_damping.steps,
+        theory_steps.steps,
         theory_damping.equation_15,
         theory_damping.algorithm_1,
         theory_damping.theorem_1,
         theory_noise.semicircle,
         theory_noise.convergence,
         theory_noise.fluctuations,
-        theory_damping.largest_rate,
-        theory_damping.general_position,
+        theory_steps.largest_rate,
+        theory_steps.general_position,
     ),
 }
 
