@@ -101,6 +101,8 @@ def test_what_an_experiment_has_measured_is_not_measured_again(paper, folder, tm
     monkeypatch.setattr(mnist_mlp, "gradients", refuse)
     again = reproduce(*find(paper, "mlp"), setting)  # both papers print this network: one is the other's
     assert again.rows == first.rows
+    with pytest.raises(AssertionError, match="measured again"):  # others are trained beside them, and not refused
+        reproduce(*find(paper, "mlp"), replace(setting, seeds=3))
     monkeypatch.setattr(pieces, "code", lambda patterns: {"ritz": "other"})
     with pytest.raises(AssertionError, match="measured again"):  # by other code it would be something else
         reproduce(*find(paper, "mlp"), setting)

@@ -114,7 +114,7 @@ def test_without_a_folder_for_runs_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for pieces in (Pieces(), Pieces(Setting(), "toy")):
         pieces.keep("seed 0", measured, torch.ones(2))
-        assert pieces.checkpoint("training") is None
+        assert pieces.training([0]) is None
     assert len(CALLS) == 2
     assert not list(tmp_path.iterdir())
 

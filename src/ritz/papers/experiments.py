@@ -60,9 +60,10 @@ def _mlp(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     most = setting.pick(256, len(train[0]), len(train[0]))
     train, val, test = ((X[:most], y[:most]) for X, y in (train, val, test))
     pieces, steps = Pieces(setting, "mlp"), setting.pick(5, 40, 100)
+    seeds = setting.seed_range(2, 4, 20)
     trained = mnist_mlp.train_many(
-        train, setting.seed_range(2, 4, 20), epochs=setting.pick(1, 10, 50),
-        checkpoint=pieces.checkpoint("training"), progress=partial(progress, "epochs"),
+        train, seeds, epochs=setting.pick(1, 10, 50), checkpoint=pieces.training(seeds),
+        progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows = mnist_mlp.measure_rows(
         trained, train, val, test, num_probes=setting.pick(2, 4, 8), pieces=pieces,

@@ -4,7 +4,7 @@ Training runs by a `Recipe` have folders of their own (`pool`). Pieces are every
 measurements of one network, one seed of a study, many networks that are trained at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -70,9 +70,9 @@ class Pieces:
         save({"of": of, "found": found}, path)
         return found
 
-    def checkpoint(self, name: str) -> Checkpoint | None:
-        """A folder for the state of one long piece, which resumes by itself."""
-        return None if self.folder is None else Checkpoint(self.folder / name)
+    def training(self, seeds: Sequence[int]) -> Checkpoint | None:
+        """A folder for networks of these seeds that are trained at once; seeds that are added later have their own."""
+        return None if self.folder is None else Checkpoint(self.folder / f"training, seeds {seeds[0]} to {seeds[-1]}")
 
 
 def _marks(tree: Any) -> Any:

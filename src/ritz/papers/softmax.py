@@ -78,13 +78,13 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     few = setting.pick(100, len(test[0]), len(test[0]))
     val, test = ((X[:few], y[:few]) for X, y in (val, test))
     epochs, steps = setting.pick(2, 50, EPOCHS), setting.pick(3, 40, 100)
-    rows: Rows = []
+    rows, seeds = list[dict[str, Any]](), setting.seed_range(2, 4, 4)
     for split in SPLITS:
         num = setting.pick(split // 180, split, split)
         train, pieces = (full[0][:num], full[1][:num]), Pieces(setting, f"softmax/{num} images")
         trained = mnist_mlp.train_many(
-            train, setting.seed_range(2, 4, 4), epochs=epochs, make=make_network,
-            checkpoint=pieces.checkpoint("training"), progress=partial(progress, f"epochs on {num:,} images"),
+            train, seeds, epochs=epochs, make=make_network, checkpoint=pieces.training(seeds),
+            progress=partial(progress, f"epochs on {num:,} images"),
         )  # fmt: skip
         found = mnist_mlp.measure_rows(
             trained, train, val, test, num_probes=setting.pick(2, 4, 4), make=make_network,

@@ -66,7 +66,7 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     sizes: tuple[int, ...] = (8,) if setting.budget == "smoke" else (32, 128, 512)
     pieces = Pieces(setting, "subsampling")
     trained = mnist_mlp.train_many(
-        data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), checkpoint=pieces.checkpoint("training"),
+        data, seeds, (0.0,), epochs=setting.pick(1, 20, 50), checkpoint=pieces.training(seeds),
         progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows: Rows = []

@@ -38,10 +38,10 @@ def run(setting: Setting, progress: Progress) -> tuple[Rows, list[Claim]]:
     train, _, test = mnist_mlp.load_mnist(setting.data, setting.device)
     most = setting.pick(128, len(train[0]), len(train[0]))
     train, test = ((X[:most], y[:most]) for X, y in (train, test))
-    epochs = setting.pick(1, 10, 50)
+    epochs, seeds = setting.pick(1, 10, 50), setting.seed_range(2, 4, 8)
     trained = mnist_mlp.train_many(
-        train, setting.seed_range(2, 4, 8), DECAYS, epochs=epochs,
-        checkpoint=Pieces(setting, "weight-norms").checkpoint("training"), progress=partial(progress, "epochs"),
+        train, seeds, DECAYS, epochs=epochs, checkpoint=Pieces(setting, "weight-norms").training(seeds),
+        progress=partial(progress, "epochs"),
     )  # fmt: skip
     rows = [{**row, "images": len(train[0]), "epochs": epochs} for row in measure(trained, train, test)]
     return rows, claims(rows)
