@@ -1,8 +1,8 @@
 """Estimates: numbers with their error, their cost and their convention.
 
 An `Estimate` keeps two kinds of error apart. `stderr` is sampling error: other probes would have given another value.
-`bracket` is what no probe can see: the error of a quadrature rule stopped early, or of a Ritz value not yet converged.
-`interval` puts both together by the rule that is honest for the quantity.
+`bracket` is an error that all probes have in common and their spread cannot show: that of a quadrature rule that was
+stopped early, or of a Ritz value that has not converged. `interval` combines both by a rule that covers this quantity.
 """
 
 import math
@@ -76,7 +76,7 @@ class Estimate(Result):
         if self.power == 1.0:
             low, high = self.rule.interval(self.value, self.stderr, self.bracket or (self.value, self.value), level)
             return _clip(low, self.support), _clip(high, self.support)
-        # the rule is made for the mean itself; its standard error by the delta method, backwards
+        # the rule is for the mean before the root; the delta method, inverted, gives its standard error
         mean, *bracket = (
             float(x) ** (1 / self.power) for x in (self.value, *(self.bracket or (self.value, self.value)))
         )
@@ -87,16 +87,16 @@ class Estimate(Result):
 
     @property
     def many(self) -> bool:
-        """Whether the value is one number for each of several things, and not a single number."""
+        """Whether the value consists of several numbers, such as one for each sample."""
         return isinstance(self.value, Tensor) and self.value.numel() != 1
 
     def __float__(self) -> float:
         return float(self.value)
 
     def shown(self) -> str:
-        """Value and error as a table has them, `3.14 ± 0.02`; of many values, where they lie.
+        """Value and error as in a table, `3.14 ± 0.02`; for several values, their number and range.
 
-        Where nothing was averaged the interval says how many digits there are.
+        If nothing was averaged, the width of the interval determines the number of digits.
         """
         if self.many:
             values = torch.as_tensor(self.value)
@@ -105,7 +105,7 @@ class Estimate(Result):
         return self._digits().replace("+-", "±")
 
     def _digits(self) -> str:
-        """The value to the digits that its errors leave: of sampling, or of what no probe sees where that is larger."""
+        """The value, to the digits that its larger error leaves: the sampling error or the bracket."""
         value, stderr = float(self.value), float(self.stderr)
         low, high = (float(end) for end in self.interval())
         digits = told_apart(low, high)
@@ -127,14 +127,14 @@ class Estimate(Result):
         return f"{self.name} {self._digits()} (95 %: {' to '.join(ends)})"
 
     def _unseen(self) -> float:
-        """How wide the bracket of a single number is; 0 where there is none."""
+        """The width of the bracket of a single number; 0 if there is none."""
         low, high = (torch.as_tensor(end) for end in self.bracket or (0.0, 0.0))
         return float(high - low) if low.numel() == high.numel() == 1 else 0.0
 
     __repr__ = __str__  # parts and samples would fill a screen
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The value with its 95 % interval; for one number per sample, the histogram of those that are finite."""
+        """The value with its 95 % interval; for several values, a histogram of the finite ones."""
         ax = ax or new_axes()
         if isinstance(self.value, Tensor) and self.many:
             values = self.value.flatten().double().cpu()
@@ -158,7 +158,7 @@ class Estimate(Result):
 
 
 def _clip(end: Number, support: tuple[float, float]) -> Number:
-    """An end of an interval, moved to where the value can lie."""
+    """An end of an interval, clipped to the range of possible values."""
     return end.clamp(*support) if isinstance(end, Tensor) else min(max(float(end), support[0]), support[1])
 
 
@@ -187,7 +187,7 @@ def from_samples(
 
 
 def affine(estimate: Estimate, scale: float, offset: float = 0.0, **fields: Any) -> Estimate:
-    """scale * x + offset of an estimated x, error bars included; `fields` replace others, such as the name.
+    """scale * x + offset for an estimate x, error bars included; `fields` replace those of x, such as the name.
 
     Example:
         >>> e = affine(from_samples("trace", torch.tensor([1.0, 3.0])), 2.0, 10.0, name="twice and ten")
@@ -220,8 +220,8 @@ def affine(estimate: Estimate, scale: float, offset: float = 0.0, **fields: Any)
 def derived(name: str, fn: Callable[..., float], *estimates: Estimate, **fields: Any) -> Estimate:
     """A smooth function of estimates that share their probes, with the error of the jackknife.
 
-    With theta_k the function without probe k, the pseudo-values K theta - (K - 1) theta_k stand for the samples (Tukey
-    1958), about the value as it is. Exact estimates enter as constants; brackets take no part.
+    With theta_k the function without probe k, the pseudo-values K theta - (K - 1) theta_k take the place of samples
+    (Tukey 1958), shifted so that their mean is the value. Exact estimates enter as constants; brackets are ignored.
 
     Example:
         >>> a, b = (from_samples(name, torch.tensor(x)) for name, x in (("a", [1.0, 3.0]), ("b", [2.0, 6.0])))
@@ -261,7 +261,7 @@ def _leave_one_out(estimate: Estimate) -> Tensor:
 
 
 def show(value: float, stderr: float = 0.0) -> str:
-    """A number to the digits its error allows, `3.14 +- 0.02`, ten at most.
+    """A number with the digits that its error allows, at most ten: `3.14 +- 0.02`.
 
     Example:
         >>> show(1234.567, 8.9), show(0.001234), show(1.5e-7, 2e-9), show(4.27756842837193751, 3.1e-16)
@@ -279,7 +279,7 @@ def show(value: float, stderr: float = 0.0) -> str:
 
 
 def told_apart(low: float, high: float) -> int:
-    """How many digits show where two ends of an interval differ: two of their difference, three to ten in all.
+    """The number of digits, 3 to 10, that shows two digits of the difference between the ends of an interval.
 
     Example:
         >>> told_apart(1.0, 2.0), told_apart(0.112907, 0.112912), told_apart(1.0, 1.0 + 1e-12), told_apart(2.0, 2.0)
@@ -292,7 +292,7 @@ def told_apart(low: float, high: float) -> int:
 
 
 def to_digits(value: float, digits: int) -> str:
-    """A number to so many digits, zeros at its end too, with a power of ten where `show` has one; whole ones plain.
+    """A number with that many digits, trailing zeros included; powers of ten as in `show`; whole numbers plain.
 
     Example:
         >>> to_digits(0.9343, 5), to_digits(9.0, 3), to_digits(0.0, 3), to_digits(0.0002, 3)
@@ -304,7 +304,7 @@ def to_digits(value: float, digits: int) -> str:
 
 
 def reach(estimate: Estimate) -> tuple[float, float]:
-    """How far the 95 % interval reaches below and above the value; 0 where it has no end, or the value is not finite.
+    """How far the 95 % interval reaches below and above the value; 0 if it is infinite or the value is not finite.
 
     Example:
         >>> reach(Estimate(name="logdet", value=1.0, bracket=(-math.inf, 3.0)))
@@ -317,7 +317,7 @@ def reach(estimate: Estimate) -> tuple[float, float]:
 
 
 def entitle(ax: "Axes", convention: str) -> None:
-    """A convention above a figure, in as many lines as it takes: beside it there is no room for one."""
+    """Write a convention above a figure, in as many lines as it needs."""
     ax.set_title("\n".join(textwrap.wrap(convention, _WRAPPED)), fontsize="small")
 
 

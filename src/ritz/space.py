@@ -81,7 +81,7 @@ class ParamSpace:
     def segment(self, rows: Tensor, first: int = 0) -> Tensor:
         """Sums of rows (k, dim) over each parameter: (k, num_params). Serves per-layer dots and norms.
 
-        Rows that are parts, of the elements from `first` on, give what these have of each sum.
+        If the rows are only a part, the elements from `first` on, the sums are over that part.
         """
         last = first + rows.shape[-1]
         inside = [max(min(s.stop, last) - max(s.start, first), 0) for s in self.slices.values()]
@@ -99,7 +99,7 @@ class ParamSpace:
         """Random rows (len(indices), dim) with E[v v'] = I, one for each probe index.
 
         Args:
-            indices: Which probes; asking for (0, 1) and then (2,) gives the rows of (0, 1, 2).
+            indices: Which probes: the rows of (0, 1) and of (2,) together are those of (0, 1, 2).
             seed: Any integer.
             distribution: "rademacher" (signs; least variance for a trace) or "normal" (rotation invariant; normalised
                 it is uniform on the sphere, which the bounds for a random start need).
@@ -117,12 +117,12 @@ class ParamSpace:
         return rows
 
     def origins(self, index: int, seed: int) -> Tensor:
-        """What the signs of a probe are made of, (num_params,) int64: see `signs`."""
+        """The state from which `signs` computes the signs of a probe, (num_params,) int64."""
         keys = [(int(seed), int(index), name) for name in self.names]
         return _origins(keys, self.sizes)
 
     def signs(self, origins: Tensor) -> Tensor:
-        """The row (dim,) of `probes`, of random signs, on the device of its origins; nothing is asked of the host.
+        """The row (dim,) of random signs of `probes`, on the device of its origins, without waiting for the host.
 
         Example:
             >>> space = ParamSpace(("w", "b"), (torch.Size([2, 3]), torch.Size([2])))
@@ -132,7 +132,10 @@ class ParamSpace:
         return _signs(_counters(origins, self.sizes))
 
     def _runs(self, most: int) -> Iterator[tuple[list[str], list[int], int]]:
-        """What is drawn at once, at most so many elements: some parameters, or one of them from some element on."""
+        """Portions of at most `most` elements to draw at once: several parameters, or a part of one.
+
+        Each is (names, sizes, first), where `first` is the first element of the first parameter.
+        """
         names, sizes, room = list[str](), list[int](), most
         for name, size in zip(self.names, self.sizes, strict=True):
             if names and size > room:
@@ -152,8 +155,8 @@ class ParamSpace:
 class Shard:
     """A rank's part of every vector of a space: elements first ... last - 1 of the flat vector.
 
-    Vectors that are kept, a Krylov basis say, are kept in parts, so that the memory of each rank falls with their
-    number. A dot product is the sum over ranks of the dot products of the parts. With one rank a part is the whole.
+    Vectors that are kept, such as a Krylov basis, are kept in parts, so that the memory per rank falls with the number
+    of ranks. A dot product is the sum over ranks of the dot products of the parts. With one rank, a part is the whole.
 
     Example:
         >>> from ritz.comm import SELF
@@ -167,17 +170,17 @@ class Shard:
 
     @property
     def first(self) -> int:
-        """Where the part begins."""
+        """The first element of the part."""
         return self.world.rank * self.dim // self.world.size
 
     @property
     def last(self) -> int:
-        """Where it ends, exclusive."""
+        """The end of the part, exclusive."""
         return (self.world.rank + 1) * self.dim // self.world.size
 
     @property
     def width(self) -> int:
-        """Elements of the part."""
+        """The number of elements of the part."""
         return self.last - self.first
 
     def part(self, rows: Tensor) -> Tensor:
@@ -194,22 +197,22 @@ class Shard:
         return torch.cat([own for (own,) in parts], dim=-1)
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """The sum over ranks of what the parts give, a few numbers."""
+        """The sum over ranks of a few numbers that each computed from its part."""
         return self.world.sum(numbers)
 
     def norms(self, part: Tensor) -> Tensor:
-        """Norms of the rows (k, dim) whose parts these are, (k,) float64."""
+        """Norms of the rows (k, dim), each rank giving its part of them, (k,) float64."""
         return self.sum(row_dots(part, part)).sqrt()
 
     def project_out(self, part: Tensor, basis: Tensor, times: int = 1) -> Tensor:
-        """Rows less what they have along orthonormal ones; all of them in parts."""
+        """Rows projected off the orthonormal rows of `basis`; all are given as parts."""
         for _ in range(times):
             part = torch.addmm(part, self.sum(row_products(part, basis)).to(part.dtype), basis, alpha=-1)
         return part
 
 
 def row_dots(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row products of (k, dim) tensors, (k,) float64; the sum is a tree, so float32 loses nothing that matters.
+    """Row by row products of (k, dim) tensors, (k,) float64; torch sums in a tree, so float32 is accurate enough.
 
     Example:
         >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
@@ -219,7 +222,7 @@ def row_dots(left: Tensor, right: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Norms of rows, (k,) float64; not `vector_norm`, which on a CPU adds float32 in order and loses digits.
+    """Norms of rows, (k,) float64. `vector_norm` would sum float32 in order on a CPU, and lose digits.
 
     Example:
         >>> row_norms(torch.tensor([[3.0, 4.0]])).tolist()
@@ -231,13 +234,13 @@ def row_norms(rows: Tensor) -> Tensor:
 def row_products(left: Tensor, right: Tensor) -> Tensor:
     """Products of all rows (k, dim) with all rows (m, dim), (k, m) float64, added up in float64 piece by piece.
 
-    One matrix product would add float32 in order on a CPU, and of 15 million squares lose a thousandth.
+    One matrix product would sum float32 in order on a CPU: of 15 million squares, it loses a thousandth.
 
     Example:
         >>> row_products(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[3.0, 4.0]])).tolist()
         [[11.0], [4.0]]
     """
-    size = max(_PIECE, 1 << max(0, left.shape[1].bit_length() - 14))  # so that there are no more than 2^14 pieces
+    size = max(_PIECE, 1 << max(0, left.shape[1].bit_length() - 14))  # at most 2^14 pieces
     whole = left.shape[1] // size * size
     found = (left[:, whole:] @ right[:, whole:].T).double()
     if whole:
@@ -247,12 +250,12 @@ def row_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def select(names: Iterable[str], patterns: str | Sequence[str], others: Mapping[str, str] | None = None) -> list[str]:
-    """The names that match a glob or one of several, in their own order.
+    """The names that match at least one glob, in their own order.
 
     Args:
         names: To choose from.
         patterns: The globs.
-        others: Further names of the same, as tied parameters have them: to match any of them is to match.
+        others: Other names of the same parameters, if these are tied; a match of any of their names counts.
 
     Raises:
         ValueError: If a pattern matches nothing.
@@ -277,7 +280,7 @@ def select(names: Iterable[str], patterns: str | Sequence[str], others: Mapping[
     return [name for name in names if name in matched]
 
 
-# elements, of which each takes some 30 bytes on the way: on a CPU what stays in its cache
+# elements at once; each needs some 30 bytes meanwhile, which on a CPU should stay in its cache
 _DRAWN_AT_ONCE = {"cpu": 1 << 16}
 
 Key = tuple[object, ...]
@@ -335,7 +338,7 @@ def random_bits(size: int, key: tuple[object, ...], device: torch.device | str =
 
 
 def _counters(origins: Tensor, sizes: Sequence[int]) -> Tensor:
-    """What the bits of each element of several streams side by side are made of, (sum of sizes,) int64.
+    """The counter of each element of several streams side by side, (sum of sizes,) int64; `_mixed` gives its bits.
 
     Example:
         >>> origins = _origins([("a",), ("b",)], [2, 3])
@@ -349,16 +352,16 @@ def _counters(origins: Tensor, sizes: Sequence[int]) -> Tensor:
     return x.add_(torch.cat([own.expand(size) for own, size in zip(origins.unbind(), sizes, strict=True)]))
 
 
-_STEP = 0x9E3779B97F4A7C15  # of the counter
+_STEP = 0x9E3779B97F4A7C15  # of the counter, from one element to the next
 
 
 def _origin(key: Key) -> int:
-    """Where the stream of a key begins."""
+    """The first counter of the stream of a key."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _origins(keys: Sequence[Key], sizes: Sequence[int], first: int = 0) -> Tensor:
-    """Where streams begin whose elements are counted from element `first` of the first stream, (len(keys),) int64."""
+    """First counters of streams, if elements are numbered from element `first` of the first one, (len(keys),) int64."""
     starts = itertools.accumulate(sizes, initial=-first)
     own = [_signed((_origin(key) - start * _STEP) % (1 << 64)) for key, start in zip(keys, starts, strict=False)]
     return torch.tensor(own, dtype=torch.int64)
@@ -371,7 +374,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _multiplied(x: Tensor) -> Tensor:
-    """The finaliser but for its last step, which leaves the first 31 bits as they are; in place."""
+    """The finaliser without its last step, which does not change the first 31 bits; in place."""
     x ^= _logical_shift(x, 30)
     x *= _signed(0xBF58476D1CE4E5B9)
     x ^= _logical_shift(x, 27)
@@ -380,12 +383,12 @@ def _multiplied(x: Tensor) -> Tensor:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """In (0, 1): 52 of the bits, since a float64 holds the half beside."""
+    """Numbers in (0, 1) from 52 of the bits: a float64 has room for these and the added half."""
     return _logical_shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _signs(x: Tensor) -> Tensor:
-    """-1 where the first of the mixed bits is set, float32; the counters are written over."""
+    """Signs as float32, -1 where the first of the mixed bits is set; overwrites the counters."""
     return _multiplied(x).bitwise_right_shift_(63).float().mul_(2).add_(1)
 
 

@@ -1,7 +1,7 @@
-"""THE loop over mini-batches: walks over the data of a risk, by one process or by ranks that share it out.
+"""THE loop over mini-batches: walks over the data of a risk, by one process or by ranks that divide the work.
 
-Where memory runs out, what is held for speed alone is let go of; a batch that does not fit then is taken in pieces, and
-so are those after it.
+When memory runs out, everything that is held only for speed is released. If a batch still does not fit, it is processed
+in pieces, and so are the batches after it.
 """
 
 import logging
@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 
 
 class Walked(Protocol):
-    """What a walk asks of a risk; the one thing that it changes there is `_piece`, but for what it has let go of."""
+    """What a walk needs of a risk. It changes only `_piece`, and releases `shortcuts`, if memory runs out."""
 
     world: World
-    device: torch.device  # where results are to be, also on a rank that has no batch
+    device: torch.device  # of the results, also on a rank that has no batch
     batches: Batches
     _sharded: ShardedModel | None
-    _piece: int | None  # the most samples at a time, less once memory has run out; None for whole batches
-    shortcuts: Shortcuts  # whose memory is given back before a batch is cut
+    _piece: int | None  # most samples at a time, smaller after memory has run out; None for whole batches
+    shortcuts: Shortcuts  # their memory is released before a batch is cut
 
     @property
     def splittable(self) -> bool:
         """Whether a batch may be cut without changing the sum."""
 
     def params(self) -> Params:
-        """The parameters that `fn` is given."""
+        """The parameters that are passed to `fn`."""
 
     def session(self) -> AbstractContextManager[None]:
         """The model as the risk sees it."""
@@ -56,7 +56,7 @@ def fold(
     progress: Callable[[int, int], None] | None = None,
     batches: Sequence[Batch] | None = None,
 ) -> Any:
-    """Walk the data of a risk once, or these batches; see `Risk.fold`.
+    """Walk once over the data of a risk, or over the given batches; see `Risk.fold`.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -85,10 +85,10 @@ def fold(
 
 
 def pieces(risk: Walked, work: Callable[[Batch], Summed], batch: Batch) -> list[Summed]:
-    """`work` on a batch, whole or in pieces as small as memory asks for.
+    """Apply `work` to a batch, whole or in pieces that fit in memory.
 
     Raises:
-        torch.OutOfMemoryError: If nothing more may be cut.
+        torch.OutOfMemoryError: If the batch cannot be cut further.
 
     Example:
         >>> risk = ritz.Risk(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (torch.ones(5, 1), torch.zeros(5, 1)))
@@ -120,7 +120,7 @@ def pieces(risk: Walked, work: Callable[[Batch], Summed], batch: Batch) -> list[
 
 
 def _pieces_in_step(risk: Walked, model: ShardedModel, work: Callable[[Batch], Summed], batch: Batch) -> list[Summed]:
-    """The same where a pass is the work of all ranks: they cut into as many pieces, and try again together."""
+    """The same for a model whose passes involve all ranks: all cut into equally many pieces, and retry together."""
     sizes = risk.world.gather(batch.size)
     while True:
         number = min(max(-(-size // (risk._piece or size)) for size in sizes), *sizes)
@@ -141,19 +141,19 @@ def _pieces_in_step(risk: Walked, model: ShardedModel, work: Callable[[Batch], S
 
 
 class _Together:
-    """A walk by several ranks; all have the result.
+    """A walk by several ranks, which all get the result.
 
     Args:
-        risk: Whose data is walked. The least `_piece` of all ranks is taken over by all.
-        work: A batch to its (total, weight).
-        name: What the walk is for: ranks that walk for different things have come apart.
+        risk: The risk whose data is walked. All ranks adopt the smallest `_piece` of any rank.
+        work: Gives the (total, weight) of a batch.
+        name: What the walk is for. If the names of two ranks differ, the ranks have come apart.
     """
 
     def __init__(self, risk: Walked, work: Callable[[Batch], Summed], name: str) -> None:
         self.risk, self.work, self.name = risk, work, name
 
     def fold(self, reducer: Reducer, batches: Sequence[Batch] | None, done: Callable[[int], None]) -> Any:
-        """What the reducer makes of all batches, on every rank."""
+        """The result of the reducer over all batches, on every rank."""
         self.risk.batches.prepare()
         with self.risk.session():
             if isinstance(reducer, Mean):
@@ -163,9 +163,10 @@ class _Together:
             return reducer.result()
 
     def _rounds(self, batches: Sequence[Batch] | None, apart: bool) -> Iterable[Iterable[Turn]]:
-        """What falls to this rank: its share, or its turns where all ranks have the same batches.
+        """The work of this rank: its share of the data, or its turns if all ranks have the same batches.
 
-        A pass of a sharded model sums over ranks, whatever batches they have: `apart` for what is asked of each batch.
+        A pass of a sharded model sums over ranks, whichever batches they have: `apart` if each batch needs its own
+        result.
         """
         risk, own, in_step = self.risk, self.risk.batches, self.risk._sharded is not None
         if batches is None and own.share:
@@ -175,7 +176,7 @@ class _Together:
         return turns(every, risk.world, risk.splittable, in_step, apart, leader_of(own))
 
     def _summed(self, reducer: Mean, rounds: Iterable[Iterable[Turn]], done: Callable[[int], None]) -> None:
-        """Sums need no order: each rank adds up its own, and one sum over ranks ends the walk."""
+        """A mean does not depend on the order: each rank sums its own batches, and one sum over ranks ends the walk."""
         own, error, place = Mean(), None, 0
         try:
             for round_ in rounds:
@@ -199,7 +200,7 @@ class _Together:
         reducer.add(self.risk.world.sum(total), whole.to(total.device))
 
     def _in_order(self, reducer: Reducer, rounds: Iterable[Iterable[Turn]], done: Callable[[int], None]) -> None:
-        """What depends on the order: every rank is given all batches of a round and adds them in the order of data."""
+        """Other reducers depend on the order: every rank gets the results of all ranks and adds them in data order."""
         walk, over = iter(rounds), False
         while not over:
             mine: list[tuple[int, int, Tensor, Tensor]] = []
@@ -221,7 +222,7 @@ class _Together:
             _add_in_order(reducer, [keys for _, keys in told], parts)
 
     def _agree(self, error: Exception | None, note: Any, place: int) -> list[Any]:
-        """Notes of all ranks; from here on all take pieces that fit the rank with the least memory."""
+        """The notes of all ranks; from now on, all use pieces that fit the rank with the least memory."""
         told = self.risk.world.agree(self.name, error, (self.risk._piece, note), place)
         sizes = [size for size, _ in told if size is not None]
         self.risk._piece = min(sizes) if sizes else None
@@ -229,7 +230,7 @@ class _Together:
 
 
 def _numbers(weight: Tensor) -> Any:
-    """A weight, one number mostly, as plain ones."""
+    """A weight, which is mostly one number, as plain Python numbers."""
     return weight.detach().double().tolist()
 
 
@@ -238,7 +239,7 @@ def _weight(numbers: Any) -> Tensor:
 
 
 def _add_in_order(reducer: Reducer, keys: list[list[tuple[int, int, Any]]], parts: list[list[Tensor]]) -> None:
-    """Pieces of all ranks, put together to batches and added in the order of the data."""
+    """Join the pieces of all ranks to batches, and add these in the order of the data."""
     found: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
     for own, tensors in zip(keys, parts, strict=True):
         for (place, piece, weight), total in zip(own, tensors, strict=True):
