@@ -153,6 +153,17 @@ def test_the_other_split_is_a_reading_of_ours():
     assert not verdicts(found, "Tr H", "55,000")
 
 
+def test_the_epochs_of_the_appendix_are_a_reading_of_ours_and_no_part_of_a_training():
+    own = rows((12.25, 14.16, 15.83), spread=1e-3)
+    few = [row | {"reading": softmax.APPENDIX} for row in rows((14.4, 14.7, 15.84), spread=1e-3, epochs=50)]
+    found = softmax.claims(own + few)
+    assert found[: len(softmax.claims(own))] == softmax.claims(own)  # nothing else is judged by these rows
+    beside = found[len(softmax.claims(own)) :]
+    assert all(claim.ours and "50 epochs" in claim.text for claim in beside)
+    assert verdicts(beside, "lambda_1", "to 2%") == ["refuted", "refuted", "holds"]
+    assert {claim.where for claim in beside if "to 2%" in claim.text} == {"appendix A.2"}
+
+
 @pytest.mark.parametrize(("least", "verdict"), [(1e-6, "holds"), (-1e-6, "holds"), (-0.1, "refuted")])
 def test_a_negative_ritz_value_beyond_round_off_is_no_convex_loss(least, verdict):
     own = rows((12.0, 14.0, 16.0))
@@ -173,8 +184,8 @@ def test_the_smoke_run_goes_all_the_way(monkeypatch):
     said = []
     found, claims = softmax.run(Setting("smoke"), lambda *what: said.append(what))
     assert {row["split"] for row in found} == {45_000, 55_000}
-    assert len(found) == 12
-    assert len(claims) == 20 + 13
+    assert len(found) == 3 * 6
+    assert len(claims) == 20 + 2 * 13
     assert {claim.paper for claim in claims} == {"seed 000"}
     assert said
     assert len(json.dumps(found)) < 300_000

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     """Ritz values and weights of one random vector on the first split, as seed 000 draws them; lambda_1 below."""
-    shades = colors(len(WEIGHT_DECAYS))
     from matplotlib.figure import Figure
+
+    shades, rows = colors(len(WEIGHT_DECAYS)), [row for row in rows if "reading" not in row]
 
     picture = Figure(figsize=(9, 5), layout="constrained", facecolor="white")
     upper, lower = picture.subfigures(2, 1, squeeze=False, height_ratios=[1.2, 1.0])[:, 0]
