@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import __version__
 from .batches import Batches, mark_in_any_order, skeleton, tensors_of
@@ -91,38 +91,35 @@ def of_operator(operator: Operator) -> dict[str, Any]:
         "class": type(operator).__name__, "dim": operator.dim, "dtype": str(operator.dtype),
         "device": operator.device.type,
     }  # fmt: skip
-    for name, value in vars(operator).items():
-        if name in _PASSING or name in _CHOSEN or (name.startswith("_") and not isinstance(value, Tensor)):
-            continue
-        if isinstance(value, Operator):
-            found[name] = of_operator(value)
-        elif isinstance(value, Tensor):
-            found[name] = mark([value])
-        elif isinstance(value, bool | int | float | str) or value is None:
-            found[name] = value
-        elif callable(value):
-            found[name] = _named(value)
+    own = {name: value for name, value in vars(operator).items() if name not in _PASSING and name not in _CHOSEN}
+    found |= _fields(own)
     risk = getattr(operator, "risk", None)
     return found | ({"risk": of_risk(risk)} if isinstance(risk, Risk) else {})
 
 
 def of_risk(risk: Risk) -> dict[str, Any]:
     """A risk: model, loss, parameters, mode and plan by name, weights and data by marks of every tensor."""
-    loss = (
-        "batch_loss"
-        if risk.opaque
-        else repr(risk.output_loss)
-        if _plain(risk.output_loss)
-        else _named(risk.output_loss)
-    )
     state = risk.state()
     return {
-        "model": f"{type(risk.model).__name__} {digest(_ADDRESS.sub('', repr(risk.model)))}", "loss": loss,
+        "model": f"{type(risk.model).__name__} {digest(_ADDRESS.sub('', repr(risk.model)))}",
+        "loss": "batch_loss" if risk.opaque else of_loss(risk.output_loss),
         "params": f"{len(risk.names)} tensors {digest(risk.names)}", "mode": risk.mode, "dropout": risk.dropout,
         "dtype": str(risk.dtype), "device": risk.device.type,
         "weights": f"{len(state)} tensors {digest([[name, mark([t])] for name, t in state.items()])}",
         "data": of_data(risk.batches), "plan": dataclasses.asdict(risk.plan),
     }  # fmt: skip
+
+
+def of_loss(loss: Any) -> dict[str, Any]:
+    """A loss: its class and settings; a function is known by its name alone.
+
+    Example:
+        >>> from ritz.losses import as_loss
+        >>> found = of_loss(as_loss(torch.nn.CrossEntropyLoss(label_smoothing=0.1)))
+        >>> found["class"], found["label_smoothing"]
+        ('CrossEntropy', 0.1)
+    """
+    return {"class": type(loss).__name__, **_fields(getattr(loss, "__dict__", {}))}
 
 
 def of_data(batches: Batches) -> str:
@@ -167,9 +164,23 @@ def _named(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _plain(value: Any) -> bool:
-    """Whether the text of an object says what it is, and not where it lies."""
-    return dataclasses.is_dataclass(value) and _ADDRESS.search(repr(value)) is None
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an object that decide what it computes, without those of its own workings."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            found[name] = mark([value])
+        elif name.startswith("_"):
+            continue
+        elif isinstance(value, Operator):
+            found[name] = of_operator(value)
+        elif isinstance(value, nn.Module):
+            found[name] = of_loss(value) | {key: mark([tensor]) for key, tensor in value.state_dict().items()}
+        elif isinstance(value, bool | int | float | str) or value is None:
+            found[name] = value
+        elif callable(value):
+            found[name] = _named(value)
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- choices

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from faults import jobs
+from torch import nn
 
 import ritz
 from ritz import checkpoint
@@ -59,6 +60,22 @@ def test_a_solution_that_did_not_converge_says_so_again_when_it_is_read_back(tmp
         with pytest.warns(ritz.errors.NumericalWarning, match="1 of 1 systems not solved"):
             found = ritz.solve(A, torch.ones(A.dim), max_steps=5, checkpoint=tmp_path / "state")
         assert (found.num_steps, found.products, found.stop) == (5, 6, "max_steps")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.3), "label_smoothing is 0.0 there and 0.3 here"),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=2), "ignore_index is -100 there and 2 here"),
+        (nn.CrossEntropyLoss(torch.ones(3)), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])), "class_weight is"),
+        (nn.MultiMarginLoss(), nn.MultiMarginLoss(margin=2.0), "function.margin is 1.0 there and 2.0 here"),
+    ],
+)
+def test_the_state_of_another_loss_is_refused(one, other, differs, tmp_path):
+    model, data = nn.Linear(4, 3), (torch.eye(4), torch.tensor([0, 1, 2, 0]))
+    ritz.measure(ritz.Risk(model, one, data), measures=["train_error"], checkpoint=tmp_path / "state")
+    with pytest.raises(StateError, match=f"is of another run: .*loss.{differs}"):
+        ritz.measure(ritz.Risk(model, other, data), measures=["train_error"], checkpoint=tmp_path / "state")
 
 
 @pytest.mark.parametrize(

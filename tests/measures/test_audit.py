@@ -266,6 +266,21 @@ def test_a_measurement_of_something_else_is_refused(options, message):
         ritz.audit(plain(), before=known, **asked)
 
 
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (lambda risk: ritz.transforms.scale_output(risk, 2.0), "train_loss"),
+        (lambda risk: ritz.transforms.rescale(risk, 2.0), "weight_norm"),
+        (lambda risk: ritz.Risk(risk.model, nn.CrossEntropyLoss(label_smoothing=0.2), data()), "train_loss"),
+    ],
+)
+def test_a_measurement_at_other_weights_or_of_another_loss_is_refused(other, key):
+    risk, asked = wide(), {"measures": ["train_loss", "weight_norm"], "transforms": "rescale"}
+    known = ritz.measure(other(risk), measures=["train_loss", "weight_norm"])
+    with pytest.raises(ValueError, match=f"something else, such as other weights or another loss: its {key} is"):
+        ritz.audit(risk, before=known, **asked)
+
+
 def test_the_outputs_of_a_regression_are_not_scaled():
     risk = ritz.Risk(
         nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)), nn.MSELoss(), (data()[0], torch.ones(24, 1))

@@ -367,6 +367,21 @@ def test_another_precision_is_noted():
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "note"),
+    [
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing of their CrossEntropy"),
+        (nn.MultiMarginLoss(), nn.MultiMarginLoss(margin=2.0), "function of their CallableLoss"),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(), None),
+    ],
+)
+def test_other_settings_of_the_loss_are_noted(one, other, note):
+    model = network(0.0, steps=1)
+    risks = {name: ritz.Risk(model, loss, data()) for name, loss in (("a", one), ("b", other))}
+    notes = ritz.compare(risks, measures=["weight_norm"]).notes
+    assert notes == (() if note is None else (f"a and b differ in {note}",))
+
+
+@pytest.mark.parametrize(
     ("measured", "drawn"),
     [
         (["weight_norm", "margin_median"], ["weight_norm", "margin_median"]),  # none of the usual ones

@@ -41,6 +41,9 @@ Verdict = Literal["moved", "unchanged", "cannot tell"]
 TOLERANCE = 0.01  # a measure that has changed by less than this, relative to its size, is called unchanged
 
 
+_ALIKE = 1e-3  # a loss or norm further off, relative to its size, is that of something else
+
+
 @dataclass(frozen=True, eq=False)
 class Shift:
     """One measure before and after one transform.
@@ -377,7 +380,7 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
     """The requested part of an earlier measurement, checked to be one of this risk.
 
     Raises:
-        ValueError: If it is of another model, other data or settings, or lacks a measure.
+        ValueError: If it is of another model or loss, other weights, data or settings, or lacks a measure.
     """
     own = {
         "model": f"{type(risk.model).__name__}, {risk.dim:,} parameters",
@@ -389,6 +392,14 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
             raise ValueError(
                 f"before is a measurement of something else: its {name} is {got}, expected {wanted}; leave out before="
             )
+    if known := [key for key in ("train_loss", "weight_norm") if key in before]:
+        own_values = measure(risk, measures=known)
+        for key in known:
+            if not math.isclose(before[key].value, own_values[key].value, rel_tol=_ALIKE):
+                raise ValueError(
+                    f"before is a measurement of something else, such as other weights or another loss: its {key} is "
+                    f"{before[key].value:.6g}, expected {own_values[key].value:.6g}; leave out before="
+                )
     if missing := [row.key for row in rows if row.key not in before and row.key not in before.failures]:
         raise ValueError(f"before lacks {', '.join(missing)}; measure these too, or leave out before=")
     keys = {row.key for row in rows}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..batches import checksums, tensors_of
 from ..checkpoint import Checkpoint, as_checkpoint
+from ..fingerprints import of_loss
 from ..results import Estimate, reach
 from ..risk import Risk
 from ..storage import Result
@@ -345,6 +346,10 @@ def check_solutions(risks: Mapping[str, Risk]) -> tuple[str, ...]:
         ours, theirs = (_kind(risks[one]) for one in (first, name))
         if ours != theirs:
             notes.append(f"{first} and {name} differ: {ours}, and {theirs}")
+        elif not risks[first].opaque:
+            one, other = (of_loss(risks[each].output_loss) for each in (first, name))
+            if apart := [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]:
+                notes.append(f"{first} and {name} differ in {', '.join(apart)} of their {one['class']}")
     if len({risk.space for risk in risks.values()}) > 1:
         notes.append("the networks differ, so their probes are not common: differences are as uncertain as both values")
     return tuple(notes)

@@ -621,8 +621,10 @@ def test_units_that_cannot_be_permuted_are_refused_with_the_reason():
 
 
 def test_a_layout_that_is_not_by_blocks_is_refused_by_the_check():
-    with pytest.raises(UnsupportedError, match="permuting the units of fc1 has moved the outputs"):
+    with pytest.raises(UnsupportedError, match="permuting the units of fc1 has moved the outputs") as refused:
         permute(problem("concatenated").risk())
+    assert "factor" not in str(refused.value)  # a permutation has none
+    assert "too coarse" not in str(refused.value)  # float64 is not
 
 
 def test_the_next_layer_is_permuted_where_the_check_refuses_the_first():

@@ -254,7 +254,7 @@ def _permuted(risk: Risk, units: Units, seed: int) -> Risk:
     state = risk.state()
     order = order.to(risk.device)
     moved = {name: units.permuted(name, state[name], order) for name in units.axes}
-    return _checked(risk, moved, 1.0, f"permuting the units of {layer_of(units.weight)}")
+    return _checked(risk, moved, 1.0, f"permuting the units of {layer_of(units.weight)}", rescaled=False)
 
 
 def _units(risk: Risk, joint: Joint | int | str | None) -> tuple[list[Units], dict[str, str]]:
@@ -321,7 +321,7 @@ def _times(risk: Risk, factors: Mapping[str, float]) -> Params:
     return moved
 
 
-def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
+def _checked(risk: Risk, moved: Params, scale: float, what: str, *, rescaled: bool = True) -> Risk:
     """The risk at the new tensors, after a check that its outputs on the first batch are `scale` times those before.
 
     Raises:
@@ -334,11 +334,12 @@ def _checked(risk: Risk, moved: Params, scale: float, what: str) -> Risk:
     wanted = wanted * scale
     size, error = float(wanted.abs().max()), float((got - wanted).abs().max())
     if not error <= _tolerance(risk.dtype) * size:  # NaN too
-        finer = "" if risk.dtype == torch.float64 else ", or dtype=torch.float64"
+        remedies = ["a factor nearer to 1"] * rescaled + ["dtype=torch.float64"] * (risk.dtype != torch.float64)
+        coarse = f"{risk.dtype} is too coarse for it (take {' or '.join(remedies)}), or " if remedies else ""
         raise UnsupportedError(
-            f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {risk.dtype} is too coarse for it "
-            f"(take a factor nearer to 1{finer}), or the network depends on these weights in a way that its trace does "
-            "not show, for example through compiled code, masks or another layout of its units"
+            f"{what} has moved the outputs by {error:.2g}, of up to {size:.2g}: {coarse}the network depends on these "
+            "weights in a way that its trace does not show, for example through compiled code, masks or another layout "
+            "of its units"
         )
     return after
 
