@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 Verdict = Literal["moved", "unchanged", "cannot tell"]
 
 TOLERANCE = 0.01  # a measure that has changed by less than this, relative to its size, is called unchanged
-
-
-_ALIKE = 1e-3  # a loss or norm further off, relative to its size, is that of something else
+# a loss or norm further off is that of something else: relative, and for losses that are all round-off absolute
+_ALIKE, _ROUNDED = 1e-3, 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,7 +394,7 @@ def _of_this(before: Measurement, risk: Risk, rows: Sequence[Measure], settings:
     if known := [key for key in ("train_loss", "weight_norm") if key in before]:
         own_values = measure(risk, measures=known)
         for key in known:
-            if not math.isclose(before[key].value, own_values[key].value, rel_tol=_ALIKE):
+            if not math.isclose(before[key].value, own_values[key].value, rel_tol=_ALIKE, abs_tol=_ROUNDED):
                 raise ValueError(
                     f"before is a measurement of something else, such as other weights or another loss: its {key} is "
                     f"{before[key].value:.6g}, expected {own_values[key].value:.6g}; leave out before="
