@@ -105,6 +105,9 @@ def test_measurements_that_are_none_are_refused(tmp_path, text):
         ({"versions": {"torch": 2}}, "its versions has no torch"),
         ({"claims": [{"verdict": "good"}]}, "a verdict is 'good'"),
         ({"claims": [{"verdict": "holds"}]}, "TypeError"),
+        ({"rows": [{"seed": 0}, 3]}, "its rows is"),
+        ({"rows": [{"page": 3}]}, "a row's page is 3"),
+        ({"rows": [{"page": "curves.md"}]}, "a row's page is 'curves.md'"),
     ],
 )
 def test_a_result_that_lacks_something_is_refused(tmp_path, change, match):

@@ -36,9 +36,9 @@ _REMEDY = "remove it, or run the experiment again"
 _PARTS = {
     "paper": str, "item": str, "source": str, "machine": str, "seconds": float, "setting": Mapping[str, Any],
     "versions": Mapping[str, Any], "claims": list[dict[str, Any]], "seeds": list[int], "title": str,
-    "commit": str | None, "left": list[str],
+    "commit": str | None, "left": list[str], "rows": list[dict[str, Any]],
 }  # fmt: skip
-_ABSENT = {"seeds": [], "title": "", "left": []}  # what files may lack
+_ABSENT = {"seeds": [], "title": "", "left": [], "rows": []}  # what files may lack
 
 _TOP = """# The papers, reproduced
 
@@ -133,6 +133,9 @@ def _read(path: Path) -> Result:
         for part, key in (("setting", "budget"), ("versions", "torch")):
             if not isinstance(found[part][key], str):
                 raise ValueError(f"its {part} has no {key}")
+        for row in found.get("rows", []):
+            if "page" in row and not (fits(row["page"], str) and fits(row.get("file"), str)):
+                raise ValueError(f"a row's page is {brief(repr(row['page']), 40)}")
         for claim in found["claims"]:
             if claim["verdict"] not in VERDICTS:
                 raise ValueError(f"a verdict is {brief(repr(claim['verdict']), 40)}")
